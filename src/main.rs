@@ -1,0 +1,2 @@
+//! Scratch.
+fn main() {}

@@ -1,0 +1,7 @@
+//! How gradients change parameters: the rule of one step, and the rate as a function of the global step.
+
+mod rule;
+mod schedule;
+
+pub use rule::{UpdateRule, average_decay};
+pub use schedule::{Curve, Schedule};
