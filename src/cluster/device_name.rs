@@ -99,7 +99,8 @@ impl FromStr for DeviceName {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let mut out = Self::default();
         for part in name.split('/').filter(|part| !part.is_empty()) {
-            let unknown = || DeviceNameError::UnknownAttribute { part: part.into(), name: name.into() };
+            let unknown =
+                || DeviceNameError::UnknownAttribute { part: part.into(), name: name.into() };
             let twice = || DeviceNameError::Twice { part: part.into(), name: name.into() };
             let number = |text: &str| text.parse::<u32>().map_err(|_| unknown());
             let lower = part.to_ascii_lowercase();
@@ -124,7 +125,10 @@ impl FromStr for DeviceName {
                     once(out.task.is_some())?;
                     out.task = Some(number(n)?);
                 }
-                ["device", k] | ["device", k, "*"] | [k @ ("cpu" | "gpu")] | [k @ ("cpu" | "gpu"), "*"] => {
+                ["device", k]
+                | ["device", k, "*"]
+                | [k @ ("cpu" | "gpu")]
+                | [k @ ("cpu" | "gpu"), "*"] => {
                     once(out.kind.is_some())?;
                     out.kind = Some(kind(k)?);
                 }
@@ -177,14 +181,19 @@ mod tests {
         assert_eq!(name("/task:1/job:ps").to_string(), "/job:ps/task:1");
         assert_eq!(name(""), DeviceName::default());
         assert!(name("/job:worker/gpu:0").accepts(&full) && !name("/gpu:1").accepts(&full));
-        assert_eq!(name("/job:ps/cpu:0").merged(&name("/task:2/gpu:1")), name("/job:ps/task:2/gpu:1"));
+        assert_eq!(
+            name("/job:ps/cpu:0").merged(&name("/task:2/gpu:1")),
+            name("/job:ps/task:2/gpu:1")
+        );
     }
 
     #[test]
     fn refuses_the_rest() {
         let error = "/job:ps/tpu:0".parse::<DeviceName>().unwrap_err();
         assert_eq!(error.to_string(), "unknown attribute: 'tpu:0' in '/job:ps/tpu:0'");
-        for bad in ["/cpu:0/gpu:0", "/job:a/job:b", "/task:x", "/device:", "/job:", "/cpu:0:1", "/task:-1"] {
+        for bad in
+            ["/cpu:0/gpu:0", "/job:a/job:b", "/task:x", "/device:", "/job:", "/cpu:0:1", "/task:-1"]
+        {
             assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
         }
     }

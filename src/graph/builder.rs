@@ -115,9 +115,8 @@ impl<'g> Builder<'g> {
     ) -> Result<Window, GraphError> {
         let input = self.extents(x, 1, op)?;
         Window::new(input, kernel, stride, padding).ok_or_else(|| {
-            let reason = format!(
-                "a {kernel:?} window with stride {stride:?} does not fit into {input:?}"
-            );
+            let reason =
+                format!("a {kernel:?} window with stride {stride:?} does not fit into {input:?}");
             GraphError::Node { node: self.scope.clone() + op, op, reason }
         })
     }

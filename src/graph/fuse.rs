@@ -34,14 +34,16 @@ pub(super) fn fuse(graph: &Graph, plan: &mut Plan, uses: &[usize], kept: &[bool]
                 }
                 _ => None,
             },
-            Op::Add => [(inputs[0], inputs[1]), (inputs[1], inputs[0])].into_iter().find_map(
-                |(a, x)| match &plan[x.0] {
-                    Some((Op::Scale(factor), operands)) if single(x) => {
-                        Some((Op::AddScaled(*factor), vec![a, operands[0]], x))
+            Op::Add => {
+                [(inputs[0], inputs[1]), (inputs[1], inputs[0])].into_iter().find_map(|(a, x)| {
+                    match &plan[x.0] {
+                        Some((Op::Scale(factor), operands)) if single(x) => {
+                            Some((Op::AddScaled(*factor), vec![a, operands[0]], x))
+                        }
+                        _ => None,
                     }
-                    _ => None,
-                },
-            ),
+                })
+            }
             _ => None,
         };
         if let Some((op, inputs, swallowed)) = fused {

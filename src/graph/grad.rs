@@ -75,16 +75,12 @@ fn input_gradient(
         (&Op::BatchNorm { epsilon }, 0) => {
             (Op::BatchNormInputGrad { epsilon }, vec![input(0), input(1), dy])
         }
-        (&Op::BatchNorm { epsilon }, 1) => {
-            (Op::BatchNormScaleGrad { epsilon }, vec![input(0), dy])
-        }
+        (&Op::BatchNorm { epsilon }, 1) => (Op::BatchNormScaleGrad { epsilon }, vec![input(0), dy]),
         (Op::BatchNorm { .. }, _) | (Op::BiasAdd, 1) => (Op::BiasAddGrad, vec![dy]),
         (Op::BiasAdd | Op::Add, _) | (Op::Sub, 0) => return Ok(dy),
         (Op::Sub, _) => return scaled(graph, node, dy, -1.0),
         (Op::Relu, _) => (Op::ReluGrad, vec![dy, node]),
-        (Op::SoftmaxCrossEntropy, 0) => {
-            (Op::SoftmaxCrossEntropyGrad, vec![dy, input(0), input(1)])
-        }
+        (Op::SoftmaxCrossEntropy, 0) => (Op::SoftmaxCrossEntropyGrad, vec![dy, input(0), input(1)]),
         (Op::Mul, 0) => (Op::Mul, vec![dy, input(1)]),
         (Op::Mul, _) if shape == forward.shape => (Op::Mul, vec![dy, input(0)]),
         (Op::Scale(factor), _) => return scaled(graph, node, dy, *factor),
@@ -145,12 +141,7 @@ fn times_scalar(graph: &mut Graph, at: NodeId, x: NodeId, s: NodeId) -> Result<N
 }
 
 /// The scalar node `s` repeated to a shape; a constant stays a constant.
-fn repeated(
-    graph: &mut Graph,
-    at: NodeId,
-    s: NodeId,
-    shape: Shape,
-) -> Result<NodeId, GraphError> {
+fn repeated(graph: &mut Graph, at: NodeId, s: NodeId, shape: Shape) -> Result<NodeId, GraphError> {
     match graph.node(s).op {
         Op::Fill(value, _) => append(graph, at, Op::Fill(value, shape), &[]),
         _ => append(graph, at, Op::Broadcast(shape), &[s]),

@@ -10,7 +10,9 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
         return Err(format!("takes {arity} operands, got {}", inputs.len()));
     }
     match op {
-        Op::Placeholder(shape) | Op::Variable { shape, .. } | Op::Fill(_, shape) => Ok(shape.clone()),
+        Op::Placeholder(shape) | Op::Variable { shape, .. } | Op::Fill(_, shape) => {
+            Ok(shape.clone())
+        }
         Op::MatMul { transpose_a, transpose_b } => {
             matmul(inputs[0], inputs[1], *transpose_a, *transpose_b)
         }

@@ -82,8 +82,11 @@ impl Graph {
     pub fn add(&mut self, name: &str, op: Op, inputs: &[NodeId]) -> Result<NodeId, GraphError> {
         let name = self.unique(name);
         let shapes: Vec<&Shape> = inputs.iter().map(|&i| &self.node(i).shape).collect();
-        let shape = infer(&op, &shapes)
-            .map_err(|reason| GraphError::Node { node: name.clone(), op: op.name(), reason })?;
+        let shape = infer(&op, &shapes).map_err(|reason| GraphError::Node {
+            node: name.clone(),
+            op: op.name(),
+            reason,
+        })?;
         let id = NodeId(self.nodes.len());
         match op {
             Op::Placeholder(_) => self.feeds.push(id),

@@ -81,7 +81,8 @@ impl VarTable {
 
     /// Equal for two processes exactly when names, shapes and order are (FNV-1a, 64 bits).
     pub fn fingerprint(&self) -> u64 {
-        let text: String = self.rows.iter().map(|row| format!("{} {};", row.name, row.shape)).collect();
+        let text: String =
+            self.rows.iter().map(|row| format!("{} {};", row.name, row.shape)).collect();
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })

@@ -43,7 +43,9 @@ impl Window {
                     let covered = (output[d] - 1) * stride[d] + kernel[d];
                     pad[d] = covered.saturating_sub(input[d]) / 2;
                 }
-                Padding::Valid => output[d] = (input[d] + stride[d]).checked_sub(kernel[d])? / stride[d],
+                Padding::Valid => {
+                    output[d] = (input[d] + stride[d]).checked_sub(kernel[d])? / stride[d]
+                }
             }
             if output[d] == 0 {
                 return None;

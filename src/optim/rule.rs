@@ -28,7 +28,9 @@ mod tests {
 
     #[test]
     fn averages_ramp_up() {
-        for (n, expected) in [(0, 0.1), (1, 0.181_818), (2, 0.25), (100, 0.918_182), (1000, 0.991_089)] {
+        for (n, expected) in
+            [(0, 0.1), (1, 0.181_818), (2, 0.25), (100, 0.918_182), (1000, 0.991_089)]
+        {
             assert!((average_decay(0.9999, n) - expected).abs() < 1e-6);
         }
         assert!(average_decay(0.9999, 89_989) < 0.9999);

@@ -89,8 +89,12 @@ mod tests {
         let schedule = Schedule { curve, warmup_steps: 0 };
         let steps = golden["steps"].as_array().unwrap();
         for (step, expected) in steps.iter().zip(golden[key].as_array().unwrap()) {
-            let (got, expected) = (schedule.rate(step.as_u64().unwrap()), expected.as_f64().unwrap());
-            assert!((got - expected).abs() <= 1e-7 * expected.max(1e-9), "{key} {step}: {got} {expected}");
+            let (got, expected) =
+                (schedule.rate(step.as_u64().unwrap()), expected.as_f64().unwrap());
+            assert!(
+                (got - expected).abs() <= 1e-7 * expected.max(1e-9),
+                "{key} {step}: {got} {expected}"
+            );
         }
     }
 

@@ -28,7 +28,12 @@ pub fn philox(mut key: [u32; 2], mut ctr: [u32; 4]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(ctr[0]) * 0xD251_1F53;
         let b = u64::from(ctr[2]) * 0xCD9E_8D57;
-        ctr = [(b >> 32) as u32 ^ ctr[1] ^ key[0], b as u32, (a >> 32) as u32 ^ ctr[3] ^ key[1], a as u32];
+        ctr = [
+            (b >> 32) as u32 ^ ctr[1] ^ key[0],
+            b as u32,
+            (a >> 32) as u32 ^ ctr[3] ^ key[1],
+            a as u32,
+        ];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     ctr

@@ -1,0 +1,176 @@
+//! `tftrain bench`: examples per second and where a step's time goes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde_json::json;
+
+use super::args::{BenchArgs, BenchWhat, InputBenchArgs, StepBenchArgs, TrainArgs};
+use super::output::{note, print};
+use super::setup;
+use crate::config::Layers;
+use crate::data::{
+    Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
+};
+use crate::model::compile;
+use crate::train::{StepTimes, assemble};
+use crate::util::clock::{Clock, SystemClock};
+use crate::util::stats::{Speed, median};
+
+/// Dispatches.
+pub(super) fn bench(args: &BenchArgs) -> Result<u8> {
+    match &args.what {
+        BenchWhat::Step(args) => step(args),
+        BenchWhat::Input(args) => input(args),
+    }
+}
+
+/// What a benchmark without files draws: enough for the pipeline to shuffle, quick to make.
+const SYNTHETIC_EXAMPLES: usize = 10_000;
+
+fn step(args: &StepBenchArgs) -> Result<u8> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let flags = TrainArgs {
+        num_towers: Some(args.num_towers),
+        batch_size: args.batch_size,
+        threads: args.threads,
+        data_dir: args.data_dir.clone(),
+        synthetic: (args.data_dir.is_none() && args.model == "cifar10").then_some(true),
+        set: args.set.clone(),
+        ..TrainArgs::default()
+    };
+    let layers = setup::with_flags(Layers::new(Some(&args.model)), &flags);
+    let layers = match flags.synthetic {
+        Some(true) => layers.flag("bench", "data.examples", json!(SYNTHETIC_EXAMPLES)),
+        _ => layers,
+    };
+    let config = layers.resolve()?.config;
+    let model = setup::model(&config);
+    let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
+    let source = setup::training_source(&config)?;
+    let mut assembly = assemble(&config, &compiled, &source, None, &clock)?;
+    let Some(trainer) = assembly.trainers.first_mut() else { bail!("nothing to run") };
+    let examples = trainer.examples_per_step();
+    if !args.json {
+        print(&format!(
+            "Model:       {}\nDataset:     {}\nMode:        training\nBatch size:  {examples} global\n             {} per device\n\
+             Num batches: {}\nDevices:     {} ({})\nVariables:   {}\nReduce:      {}\n==========\nRunning warm up\n",
+            config.model.name,
+            source.name(),
+            config.data.batch_size,
+            args.num_batches,
+            assembly.towers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            assembly.host.describe(),
+            assembly.store,
+            assembly.reducer,
+        ))?;
+    }
+    let mut finite = true;
+    for _ in 0..args.num_warmup_batches {
+        trainer.step(false)?;
+    }
+    if !args.json {
+        print("Done warm up\nStep\tImg/sec\ttotal_loss\n")?;
+    }
+    let (mut times, mut parts) = (Vec::new(), Vec::<StepTimes>::new());
+    let start = clock.monotonic();
+    let mut loss = 0.0;
+    for n in 1..=args.num_batches {
+        let report = match trainer.step(false) {
+            Ok(report) => report,
+            Err(error) if error.is::<crate::train::Diverged>() => {
+                finite = false;
+                note(&format!("INVALID: {error}"));
+                break;
+            }
+            Err(error) => return Err(error),
+        };
+        loss = report.loss;
+        times.push(report.times.total());
+        parts.push(report.times);
+        if !args.json && (n == 1 || n % args.display_every.max(1) == 0) {
+            let speed = Speed::of(&times, examples);
+            print(&format!(
+                "{n}\timages/sec: {:.1} +/- {:.1} (jitter = {:.1})\t{loss:.3}\n",
+                speed.mean, speed.uncertainty, speed.jitter
+            ))?;
+        }
+    }
+    let elapsed = (clock.monotonic() - start).as_secs_f64();
+    let total = (times.len() * examples) as f64 / elapsed.max(1e-9);
+    let speed = Speed::of(&times, examples);
+    let millis = |part: fn(&StepTimes) -> Duration| {
+        median(&parts.iter().map(|t| part(t).as_secs_f64() * 1e3).collect::<Vec<_>>())
+    };
+    let split = [
+        ("input", millis(|t| t.input)),
+        ("forward-backward", millis(|t| t.compute)),
+        ("reduce", millis(|t| t.reduce)),
+        ("apply", millis(|t| t.apply)),
+        ("step", millis(StepTimes::total)),
+    ];
+    if args.json {
+        let split: serde_json::Map<String, serde_json::Value> =
+            split.iter().map(|(name, ms)| (format!("{name}_ms"), json!(ms))).collect();
+        let result = json!({
+            "benchmark": "step", "valid": finite, "model": config.model.name.name(), "data": source.name(),
+            "batch_size": config.data.batch_size, "global_batch": examples, "towers": assembly.towers.len(),
+            "device": assembly.host.describe(), "steps": times.len(), "images_per_sec": speed.mean,
+            "uncertainty": speed.uncertainty, "jitter": speed.jitter, "total_images_per_sec": total,
+            "loss": loss, "median": split,
+        });
+        print(&format!("{result}\n"))?;
+    } else {
+        let rule = "-".repeat(64);
+        print(&format!(
+            "{rule}\ntotal images/sec: {total:.2}\n{rule}\nmedian of a step's parts, ms:"
+        ))?;
+        for (name, ms) in split {
+            print(&format!("  {name} {ms:.3}"))?;
+        }
+        print("\n")?;
+    }
+    Ok(if finite { 0 } else { 6 })
+}
+
+fn input(args: &InputBenchArgs) -> Result<u8> {
+    let clock = SystemClock::default();
+    let pictures = match &args.data_dir {
+        Some(dir) => load(CifarSet::Ten, Path::new(dir), Split::Train)?,
+        None => pictures(Split::Train, SYNTHETIC_EXAMPLES, 1),
+    };
+    let source: Arc<dyn Source> = Arc::new(Augmented::new(Arc::new(pictures), 1));
+    let name = source.name().to_owned();
+    let threads = args.input_threads;
+    let spec = PipelineSpec {
+        seed: 1,
+        shuffle: true,
+        batch: args.batch_size,
+        position: 0,
+        stride: 1,
+        threads,
+        depth: 2 * threads.max(1),
+    };
+    let mut pipeline = InputPipeline::start(source, spec)?;
+    let mut times = Vec::new();
+    for n in 0..args.num_batches + 10 {
+        let start = clock.monotonic();
+        let batch = pipeline.next()?;
+        pipeline.recycle(batch);
+        if n >= 10 {
+            times.push(clock.monotonic() - start);
+        }
+    }
+    let total: Duration = times.iter().sum();
+    let rate = (times.len() * args.batch_size) as f64 / total.as_secs_f64().max(1e-9);
+    if args.json {
+        let result = json!({
+            "benchmark": "input", "data": name, "threads": threads, "batch_size": args.batch_size,
+            "batches": times.len(), "images_per_sec": rate,
+        });
+        return print(&format!("{result}\n"));
+    }
+    print(&format!("{name}, {threads} threads: images/sec: {rate:.1}\n"))
+}

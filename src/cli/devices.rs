@@ -1,0 +1,37 @@
+//! `tftrain devices`.
+
+use anyhow::Result;
+
+use super::output::print;
+use crate::cluster::{DeviceKind, DeviceName};
+use crate::device::cpu::Isa;
+use crate::device::cuda;
+use crate::util::stats;
+
+/// The devices by their full names, then the CUDA libraries.
+pub(super) fn devices() -> Result<u8> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cpu = DeviceName::local(DeviceKind::Cpu, 0);
+    let mut text = format!("{cpu}  {cores} cores, {}\n", Isa::detect());
+    let found = cuda::probe();
+    match &found.gpus {
+        Ok(gpus) => {
+            for (i, gpu) in gpus.iter().enumerate() {
+                let (major, minor) = gpu.compute_capability;
+                text += &format!(
+                    "{} -> device: {i}, name: {}, pci bus id: {}, compute capability: {major}.{minor}, memory: {}\n",
+                    DeviceName::local(DeviceKind::Gpu, i as u32),
+                    gpu.name,
+                    gpu.pci_bus_id,
+                    stats::bytes(gpu.memory)
+                );
+            }
+        }
+        Err(reason) => text += &format!("no GPU: {reason}\n"),
+    }
+    let words = |present| if present { "found" } else { "not found" };
+    for library in &found.libraries {
+        text += &format!("{}: {}\n", library.name, words(library.present));
+    }
+    print(&text)
+}

@@ -1,0 +1,124 @@
+//! `tftrain eval`: judge a run's checkpoints, once or as they appear.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::args::{EvalArgs, EvalData, WeightsArg};
+use super::exit::Usage;
+use super::output::{class_table, note, precision_line, print};
+use super::setup;
+use crate::data::Split;
+use crate::device::cpu::CpuDevice;
+use crate::io::{EventWriter, checkpoint};
+use crate::store::State;
+use crate::train::{Evaluator, EventsReport, Happening, Report, Weights};
+use crate::util::clock::{Clock, SystemClock};
+
+/// Evaluates the newest checkpoint, or each new one.
+pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let mut config = setup::of_run(&args.train_dir)?.config;
+    if let Some(dir) = &args.data_dir {
+        config.data.dir = dir.to_string_lossy().into_owned();
+    }
+    let split = match args.eval_data {
+        EvalData::Test => Split::Test,
+        EvalData::TrainEval => Split::Train,
+    };
+    let Some(source) = setup::evaluation_source(&config, split)? else {
+        return Err(Usage(format!("model {} has no classes to evaluate", config.model.name)).into());
+    };
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let device = CpuDevice::new(0, args.threads.unwrap_or(cores))?;
+    let model = setup::model(&config);
+    let mut evaluator = Evaluator::new(&*model, &device, config.data.batch_size)?;
+    let mut events = match &args.eval_dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir)
+                .with_context(|| format!("cannot create {}", dir.display()))?;
+            let writer = EventWriter::create(dir, "eval", clock.clone())?;
+            Some(EventsReport::new(writer, model.features()))
+        }
+        None => None,
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    if args.eval_interval_secs.is_some() {
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())
+                .context("cannot listen to signals")?;
+        }
+    }
+
+    let mut seen = None;
+    loop {
+        match newest(&args.train_dir)? {
+            None if args.eval_interval_secs.is_none() => {
+                let dir = args.train_dir.display();
+                return Err(
+                    Usage(format!("no checkpoint found in {dir}; has the run saved one?")).into()
+                );
+            }
+            Some((state, _)) if seen != Some(state.global_step) => {
+                seen = Some(state.global_step);
+                for weights in judged(args.weights, &state, &mut evaluator)? {
+                    let limit = args.num_examples.unwrap_or(usize::MAX);
+                    let evaluation = evaluator.evaluate(&state, weights, &*source, limit)?;
+                    match args.json {
+                        true => print(&format!("{}\n", serde_json::to_string(&evaluation)?))?,
+                        false => {
+                            let line = precision_line(&evaluation, clock.wall());
+                            print(&format!(
+                                "{line}\n{}",
+                                class_table(&evaluation, source.classes())
+                            ))?
+                        }
+                    };
+                    if let Some(events) = &mut events {
+                        events.report(&Happening::Evaluation(&evaluation))?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        let Some(interval) = args.eval_interval_secs else { return Ok(0) };
+        if args.until_step.is_some_and(|until| seen >= Some(until)) {
+            return Ok(0);
+        }
+        let until = clock.monotonic() + Duration::from_secs_f64(interval.clamp(0.1, 86_400.0));
+        while clock.monotonic() < until {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(0);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The newest checkpoint of a run that can be read, and its metadata.
+pub(super) fn newest(dir: &Path) -> Result<Option<(State, BTreeMap<String, String>)>> {
+    let Some((_, snapshot, skipped)) = checkpoint::load_latest(dir)? else { return Ok(None) };
+    for (path, error) in skipped {
+        note(&format!("WARNING: skipped {}: {error}", path.display()));
+    }
+    let state = State { global_step: snapshot.global_step, tensors: snapshot.tensors };
+    Ok(Some((state, snapshot.metadata)))
+}
+
+/// The weights to judge; raw ones, with a word, where averages were asked for but not kept.
+fn judged(asked: WeightsArg, state: &State, evaluator: &mut Evaluator) -> Result<Vec<Weights>> {
+    let kept = evaluator.set(state, Weights::Averaged).is_ok();
+    if !kept && asked != WeightsArg::Raw {
+        note("the run keeps no moving averages: evaluating the raw weights only");
+    }
+    Ok(match asked {
+        WeightsArg::Both if kept => vec![Weights::Raw, Weights::Averaged],
+        WeightsArg::Averaged if kept => vec![Weights::Averaged],
+        _ => vec![Weights::Raw],
+    })
+}

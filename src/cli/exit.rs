@@ -1,0 +1,66 @@
+//! What each kind of failure means to whoever called the program.
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use super::output;
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::device::DeviceError;
+use crate::graph::GraphError;
+use crate::io::IoError;
+use crate::store::StoreError;
+use crate::train::{Diverged, NotFinite};
+
+/// Usage or configuration.
+pub(super) const USAGE: u8 = 2;
+/// A reader of our output went away, as the shell reports it.
+const BROKEN_PIPE: u8 = 141;
+
+/// A mistake in what was asked, found after the flags were parsed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Usage(pub(super) String);
+
+/// Prints the chain of causes once, on one line, and picks the exit code.
+pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
+    let code = code(error);
+    if code != BROKEN_PIPE {
+        output::complain(&format!("error: {error:#}"));
+    }
+    ExitCode::from(code)
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if cause.is::<ConfigError>() || cause.is::<Usage>() || cause.is::<GraphError>() {
+            return USAGE;
+        }
+        if cause.is::<DataError>() {
+            return 3;
+        }
+        if cause.is::<Diverged>() || cause.is::<NotFinite>() {
+            return 6;
+        }
+        match cause.downcast_ref::<IoError>() {
+            Some(IoError::Exists { .. }) => return USAGE,
+            Some(_) => return 7,
+            None => {}
+        }
+        match cause.downcast_ref::<StoreError>() {
+            Some(StoreError::Missing { .. } | StoreError::Shape { .. }) => return 8,
+            Some(StoreError::Device(_)) => return 9,
+            Some(StoreError::Poisoned) => return 1,
+            None => {}
+        }
+        if cause.is::<DeviceError>() {
+            return 9;
+        }
+        match cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+            Some(ErrorKind::BrokenPipe) => return BROKEN_PIPE,
+            Some(_) => return 7,
+            None => {}
+        }
+    }
+    1
+}

@@ -1,0 +1,187 @@
+//! Everything that is printed: lines on stdout, diagnostics and progress on stderr.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiff::tz::TimeZone;
+
+use super::args::Output;
+use crate::train::{Evaluation, Happening, Line, Report, StepReport, Weights};
+use crate::util::clock::Clock;
+use crate::util::stats::Speed;
+
+/// Writes to stdout. The value is the exit code of a command that only prints.
+pub(super) fn print(text: &str) -> Result<u8> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(0)
+}
+
+/// Writes a line to stderr; there is nobody to tell when that fails.
+pub(super) fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A line for the user that is no result.
+pub(super) fn note(text: &str) {
+    complain(text);
+}
+
+/// A progress bar for a download; hidden when stderr is no terminal.
+pub(super) fn transfer(name: &str, size: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(size), target());
+    let template =
+        ">> Downloading {msg} {percent}% [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(name.to_owned());
+    bar
+}
+
+fn target() -> ProgressDrawTarget {
+    match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    }
+}
+
+/// `2026-11-29 19:27:40.337271` in local time.
+pub(super) fn stamp(wall: Duration) -> String {
+    let time = jiff::SignedDuration::try_from(wall)
+        .ok()
+        .and_then(|since| jiff::Timestamp::from_duration(since).ok())
+        .unwrap_or_default();
+    time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S.%6f").to_string()
+}
+
+/// Prints what happens in a run.
+pub(super) struct Console {
+    format: Output,
+    clock: Arc<dyn Clock>,
+    bar: ProgressBar,
+    classes: Vec<String>,
+    /// Step times so far, kept for the benchmark's lines only.
+    times: Vec<Duration>,
+    examples: usize,
+}
+
+impl Console {
+    /// For a run from step `start` to `max_steps`.
+    pub(super) fn new(
+        format: Output,
+        clock: Arc<dyn Clock>,
+        start: u64,
+        max_steps: u64,
+        classes: Vec<String>,
+    ) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(max_steps), target());
+        let template = "[{elapsed_precise}] {bar:30} step {pos}/{len} (eta {eta})";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_position(start);
+        bar.reset_eta();
+        Self { format, clock, bar, classes, times: Vec::new(), examples: 0 }
+    }
+
+    fn say(&self, line: &str) -> Result<()> {
+        self.bar.suspend(|| print(&format!("{line}\n")))?;
+        Ok(())
+    }
+
+    fn line(&self, line: &Line) -> Result<()> {
+        match self.format {
+            Output::Json => self.say(&serde_json::to_string(line)?),
+            Output::Benchmark => {
+                let speed = Speed::of(&self.times, self.examples);
+                self.say(&format!(
+                    "{}\timages/sec: {:.1} +/- {:.1} (jitter = {:.1})\t{:.3}",
+                    line.step, speed.mean, speed.uncertainty, speed.jitter, line.loss
+                ))
+            }
+            Output::Tutorial if !line.variables.is_empty() => {
+                let values: Vec<String> = line
+                    .variables
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {value:.6}"))
+                    .collect();
+                self.say(&format!(
+                    "step: {}, {}, loss: {:.6}",
+                    line.step,
+                    values.join(", "),
+                    line.loss
+                ))
+            }
+            Output::Tutorial => self.say(&format!(
+                "{}: step {}, loss = {:.2} ({:.1} examples/sec; {:.3} sec/batch)",
+                stamp(self.clock.wall()),
+                line.step,
+                line.loss,
+                line.examples_per_sec,
+                line.sec_per_batch
+            )),
+        }
+    }
+
+    fn count(&mut self, report: &StepReport) {
+        self.bar.set_position(report.global_step);
+        if self.format == Output::Benchmark {
+            self.times.push(report.times.total());
+            self.examples = report.examples;
+        }
+    }
+}
+
+impl Report for Console {
+    fn report(&mut self, happening: &Happening<'_>) -> Result<()> {
+        match happening {
+            Happening::Step(report) => self.count(report),
+            Happening::Line(line) => self.line(line)?,
+            Happening::Evaluation(evaluation) if self.format == Output::Json => {
+                self.say(&serde_json::to_string(evaluation)?)?;
+            }
+            Happening::Evaluation(evaluation) => {
+                self.say(&precision_line(evaluation, self.clock.wall()))?;
+                tracing::debug!("{}", class_table(evaluation, &self.classes));
+            }
+            Happening::Checkpoint { path, step } => {
+                tracing::info!("saved step {step} to {}", path.display());
+            }
+            Happening::Summary(_) => {}
+            Happening::End { .. } => self.bar.finish_and_clear(),
+        }
+        Ok(())
+    }
+}
+
+/// `<time>: precision @ 1 = 0.765 (top 5 0.981, 10000 examples, averaged weights, step 5000)`.
+pub(super) fn precision_line(evaluation: &Evaluation, wall: Duration) -> String {
+    let weights = match evaluation.weights {
+        Weights::Raw => "raw",
+        Weights::Averaged => "averaged",
+    };
+    format!(
+        "{}: precision @ 1 = {:.4} (top 5 {:.4}, {} examples, {weights} weights, step {})",
+        stamp(wall),
+        evaluation.precision,
+        evaluation.top5,
+        evaluation.examples,
+        evaluation.step
+    )
+}
+
+/// Hits by class, one line each.
+pub(super) fn class_table(evaluation: &Evaluation, names: &[String]) -> String {
+    let width = names.iter().map(String::len).max().unwrap_or(0);
+    let mut table = String::new();
+    for (score, name) in evaluation.classes.iter().zip(names) {
+        let share = score.correct as f64 / score.total.max(1) as f64;
+        table += &format!("  {name:width$}  {:5} / {:5}  {share:.3}\n", score.correct, score.total);
+    }
+    table
+}

@@ -1,0 +1,158 @@
+//! From a configuration to its model and data.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::args::TrainArgs;
+use super::exit::Usage;
+use super::output;
+use crate::config::{DataConfig, DataName, Layers, ModelName, Resolved, RunConfig};
+use crate::data::{
+    ArchiveInfo, Augmented, Central, CifarSet, DataError, Line, Pictures, Source, Split, fetch,
+    load, pictures, unpack,
+};
+use crate::model::{Cifar, Line as LineModel, Model};
+
+/// The file of a run that holds its resolved configuration.
+pub(super) const RUN_FILE: &str = "run.yaml";
+
+/// Adds a configuration file.
+pub(super) fn with_file(layers: Layers, path: &Path) -> Result<Layers> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Usage(format!("cannot read the configuration {}: {e}", path.display())))?;
+    Ok(layers.file(path, text))
+}
+
+/// Adds what the flags say.
+pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Layers {
+    for set in &args.set {
+        layers = layers.set(set.as_str());
+    }
+    let mut flag = |name: &str, key: &str, value: Option<serde_json::Value>| {
+        if let Some(value) = value {
+            layers = std::mem::replace(&mut layers, Layers::new(None)).flag(name, key, value);
+        }
+    };
+    flag("--num-gpus", "towers.gpus", args.num_gpus.map(|n| json!(n)));
+    flag("--num-towers", "towers.cpus", args.num_towers.map(|n| json!(n)));
+    flag("--batch-size", "data.batch_size", args.batch_size.map(|n| json!(n)));
+    flag("--max-steps", "train.max_steps", args.max_steps.map(|n| json!(n)));
+    flag("--train-dir", "train.dir", args.train_dir.as_ref().map(|dir| json!(dir)));
+    flag("--synthetic", "data.name", args.synthetic.filter(|s| *s).map(|_| json!("synthetic")));
+    flag("--data-dir", "data.dir", args.data_dir.as_ref().map(|dir| json!(dir)));
+    if let Some(rate) = args.learning_rate {
+        flag("--learning-rate", "optimizer.learning_rate.schedule", Some(json!("constant")));
+        flag("--learning-rate", "optimizer.learning_rate.initial", Some(json!(rate)));
+    }
+    flag("--accumulate", "towers.accumulate", args.accumulate.map(|n| json!(n)));
+    flag("--async-towers", "towers.asynchronous", args.async_towers.then(|| json!(true)));
+    flag("--variables", "variables", args.variables.as_ref().map(|v| json!(v)));
+    flag("--reduce", "reduce", args.reduce.as_ref().map(|v| json!(v)));
+    flag("--precision", "precision", args.precision.as_ref().map(|v| json!(v)));
+    flag("--seed", "seed", args.seed.map(|n| json!(n)));
+    flag("--threads", "towers.threads", args.threads.map(|n| json!(n)));
+    flag("--input-threads", "data.threads", args.input_threads.map(|n| json!(n)));
+    flag("--log-every", "train.log_every", args.log_every.map(|n| json!(n)));
+    flag("--summary-every", "train.summary_every", args.summary_every.map(|n| json!(n)));
+    flag("--eval-every", "train.eval_every", args.eval_every.map(|n| json!(n)));
+    flag("--save-secs", "train.checkpoint.every_secs", args.save_secs.map(|n| json!(n)));
+    flag("--save-steps", "train.checkpoint.every_steps", args.save_steps.map(|n| json!(n)));
+    flag("--keep", "train.checkpoint.keep", args.keep.map(|n| json!(n)));
+    layers
+}
+
+/// The configuration that a run directory was trained with.
+pub(super) fn of_run(dir: &Path) -> Result<Resolved> {
+    let path = dir.join(RUN_FILE);
+    if !path.is_file() {
+        let text = format!("{} holds no run: there is no {RUN_FILE} in it", dir.display());
+        return Err(Usage(text).into());
+    }
+    Ok(with_file(Layers::new(None), &path)?.resolve()?)
+}
+
+/// The network of a configuration.
+pub(super) fn model(config: &RunConfig) -> Arc<dyn Model> {
+    match config.model.name {
+        ModelName::Cifar10 => {
+            let classes = if config.data.name == DataName::Cifar100 { 100 } else { 10 };
+            Arc::new(Cifar { classes })
+        }
+        ModelName::Line => Arc::new(LineModel),
+    }
+}
+
+/// Held-out examples of the generated sets.
+const HELD_OUT: usize = 10_000;
+
+/// The pictures of a configuration; `None` for data that are no pictures. Fetches what is not there.
+pub(super) fn load_pictures(config: &RunConfig, split: Split) -> Result<Option<Pictures>> {
+    let set = match config.data.name {
+        DataName::Line => return Ok(None),
+        DataName::Synthetic => {
+            let count = match split {
+                Split::Train => examples(&config.data),
+                Split::Test => HELD_OUT,
+            };
+            return Ok(Some(pictures(split, count, config.seed)));
+        }
+        DataName::Cifar10 => CifarSet::Ten,
+        DataName::Cifar100 => CifarSet::Hundred,
+    };
+    let dir = Path::new(&config.data.dir);
+    match load(set, dir, split) {
+        Err(DataError::Missing { .. }) if is_absent(dir) => {
+            fetch_set(set, dir, None)?;
+            Ok(Some(load(set, dir, split)?))
+        }
+        result => Ok(Some(result?)),
+    }
+}
+
+/// Whether a folder is not there, or holds nothing but an unfinished download.
+fn is_absent(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).map(|entries| {
+        entries.flatten().any(|entry| !entry.file_name().to_string_lossy().contains(".tar.gz"))
+    });
+    !entries.unwrap_or(false)
+}
+
+/// Downloads and unpacks a CIFAR archive into `dir`, with a progress bar on a terminal.
+pub(super) fn fetch_set(set: CifarSet, dir: &Path, url: Option<&str>) -> Result<PathBuf> {
+    let info = ArchiveInfo::of(set);
+    let url = url.unwrap_or(info.url);
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let archive = dir.join(info.file_name());
+    let bar = output::transfer(info.file_name(), info.size);
+    let fetched =
+        fetch(url, &info.digest, info.size, &archive, &mut |done, _| bar.set_position(done));
+    bar.finish_and_clear();
+    fetched?;
+    output::note(&format!("Successfully downloaded {} {} bytes.", info.file_name(), info.size));
+    unpack(&archive, dir, info.members)?;
+    Ok(dir.join(set.folder()))
+}
+
+fn examples(data: &DataConfig) -> usize {
+    data.examples.unwrap_or(DataConfig::DEFAULT_EXAMPLES) as usize
+}
+
+/// The examples to learn from.
+pub(super) fn training_source(config: &RunConfig) -> Result<Arc<dyn Source>> {
+    Ok(match load_pictures(config, Split::Train)? {
+        Some(pictures) => Arc::new(Augmented::new(Arc::new(pictures), config.seed)),
+        None => Arc::new(Line::new(config.seed, examples(&config.data))),
+    })
+}
+
+/// The examples to judge by; `None` for data without classes.
+pub(super) fn evaluation_source(
+    config: &RunConfig,
+    split: Split,
+) -> Result<Option<Arc<dyn Source>>> {
+    let Some(pictures) = load_pictures(config, split)? else { return Ok(None) };
+    Ok(Some(Arc::new(Central::new(Arc::new(pictures)))))
+}

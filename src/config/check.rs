@@ -1,0 +1,65 @@
+//! Contradictions between settings that are fine one by one.
+
+use super::choice::{DataName, ModelName, Reduce, VariablePlacement};
+use super::error::ConfigError;
+use super::schedule::LearningRateConfig;
+use super::schema::RunConfig;
+use super::settings::Settings;
+use super::towers::TowerDevices;
+
+/// Checks `config`; `settings` holds all its values with their origins.
+pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), ConfigError> {
+    let towers = &config.towers;
+    let replicated = config.variables == VariablePlacement::Replicated;
+    let gpus = matches!(towers.devices, TowerDevices::Gpus(_));
+    let devices = if gpus { "towers.gpus" } else { "towers.cpus" };
+
+    let rules = [
+        (
+            (config.model.name == ModelName::Line) != (config.data.name == DataName::Line),
+            "model.name",
+            "data.name",
+            "the line model and the line data go together",
+        ),
+        (
+            wrong_boundaries(&config.optimizer.learning_rate),
+            "optimizer.learning_rate.values",
+            "optimizer.learning_rate.boundaries_epochs",
+            "n values need n - 1 boundaries",
+        ),
+        (
+            towers.asynchronous && towers.accumulate > 1,
+            "towers.asynchronous",
+            "towers.accumulate",
+            "asynchronous towers apply every micro-batch at once",
+        ),
+        (
+            towers.asynchronous && replicated,
+            "towers.asynchronous",
+            "variables",
+            "asynchronous towers share one copy of the variables, `variables: cpu`",
+        ),
+        (
+            config.reduce == Reduce::None && !replicated && towers.count() > 1,
+            "reduce",
+            devices,
+            "several towers can only share `variables: cpu` if their gradients are averaged",
+        ),
+        (
+            config.reduce == Reduce::Nccl && !gpus,
+            "reduce",
+            devices,
+            "nccl averages between gpus only",
+        ),
+    ];
+    let Some((_, first, second, why)) = rules.into_iter().find(|rule| rule.0) else {
+        return Ok(());
+    };
+    let shown = |key| settings.get(key).map_or_else(|| format!("`{key}`"), |s| s.shown());
+    Err(ConfigError::Contradiction { first: shown(first), second: shown(second), why: why.into() })
+}
+
+fn wrong_boundaries(rate: &LearningRateConfig) -> bool {
+    matches!(rate, LearningRateConfig::Piecewise { values, boundaries_epochs, .. }
+        if values.len() != boundaries_epochs.len() + 1)
+}

@@ -1,0 +1,126 @@
+//! The named choices of the configuration, each with its one YAML spelling.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Declares an enum, its serde names and the list of names from one table.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident {
+        $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)?
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$variant_doc])* #[serde(rename = $text)] $variant),+
+        }
+
+        impl $name {
+            /// Every accepted spelling, in the order of declaration.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
+
+            /// The YAML spelling.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text),+
+                }
+            }
+
+            /// The choice spelt `name`, if there is one.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($text => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+choice! {
+    /// Which network is trained; each has a recipe of defaults of the same name.
+    ModelName {
+        /// The convolutional CIFAR-10 network.
+        Cifar10 = "cifar10",
+        /// A straight line fitted to noisy points.
+        Line = "line",
+    }
+}
+
+choice! {
+    /// Where examples come from.
+    DataName {
+        /// The CIFAR-10 binary files.
+        Cifar10 = "cifar10",
+        /// The CIFAR-100 binary files.
+        Cifar100 = "cifar100",
+        /// Generated images.
+        Synthetic = "synthetic",
+        /// Generated noisy points on a line.
+        Line = "line",
+    }
+}
+
+choice! {
+    /// The update rule.
+    OptimizerName {
+        /// Plain gradient descent.
+        Sgd = "sgd",
+        /// Gradient descent with momentum.
+        Momentum = "momentum",
+    }
+}
+
+choice! {
+    /// The shape of the learning-rate schedule.
+    ScheduleName {
+        /// The same rate throughout.
+        Constant = "constant",
+        /// Multiplied by a factor every so many epochs.
+        Exponential = "exponential",
+        /// Steps between given values.
+        Piecewise = "piecewise",
+        /// Polynomial descent to a final rate.
+        Polynomial = "polynomial",
+    }
+}
+
+choice! {
+    /// Where the variables live.
+    VariablePlacement {
+        /// One copy in host memory, read by every tower.
+        Cpu = "cpu",
+        /// One copy on every tower.
+        Replicated = "replicated",
+    }
+}
+
+choice! {
+    /// How the towers' gradients are averaged.
+    Reduce {
+        /// The best the machine offers.
+        Auto = "auto",
+        /// NCCL between GPUs.
+        Nccl = "nccl",
+        /// In host memory.
+        Cpu = "cpu",
+        /// Not at all: each replica goes its own way.
+        None = "none",
+    }
+}
+
+choice! {
+    /// The number format of activations and gradients.
+    Precision {
+        /// IEEE single precision.
+        F32 = "f32",
+        /// bfloat16, with f32 variables.
+        Bf16 = "bf16",
+    }
+}

@@ -1,0 +1,132 @@
+//! Kernels for the CPU: plain functions over slices of `f32`, pictures in NHWC order.
+//!
+//! Every kernel gives the same bits on every instruction set and for every number of threads: work is split by
+//! output element, or into a fixed number of chunks whose partial results are added in a fixed tree.
+//! Kernels never allocate: scratch memory is handed in, and a `*_scratch` function tells how much.
+
+pub mod conv;
+mod ctx;
+pub mod depthwise;
+pub mod elementwise;
+mod epilogue;
+mod exec;
+pub mod gemm;
+pub mod norm;
+mod pack;
+pub mod pool;
+pub mod reduce;
+mod simd;
+pub mod softmax;
+mod tile;
+pub mod update;
+
+pub use ctx::Ctx;
+pub use epilogue::Epilogue;
+pub use simd::Isa;
+
+use std::sync::Arc;
+
+use self::exec::Interpreter;
+use super::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs};
+use crate::cluster::{DeviceKind, DeviceName};
+use crate::graph::Program;
+
+/// The processor, or a share of its cores: one tower's threads.
+pub struct CpuDevice {
+    name: DeviceName,
+    ctx: Ctx,
+    /// Not there for one thread, which is the caller's.
+    pool: Option<Arc<rayon::ThreadPool>>,
+}
+
+impl CpuDevice {
+    /// `/device:CPU:<ordinal>` with `threads` threads of its own and the best instructions the processor has.
+    pub fn new(ordinal: u32, threads: usize) -> Result<Self, DeviceError> {
+        Self::with_isa(ordinal, threads, Isa::detect())
+    }
+
+    /// The same with chosen instructions, for tests.
+    pub fn with_isa(ordinal: u32, threads: usize, isa: Isa) -> Result<Self, DeviceError> {
+        let name = DeviceName::local(DeviceKind::Cpu, ordinal);
+        let threads = threads.max(1);
+        let pool = match threads {
+            1 => None,
+            _ => {
+                let pool = rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .thread_name(move |i| format!("cpu{ordinal}-{i}"))
+                    .build();
+                let fail = |e: rayon::ThreadPoolBuildError| DeviceError::Threads {
+                    device: name.to_string(),
+                    reason: e.to_string(),
+                };
+                Some(Arc::new(pool.map_err(fail)?))
+            }
+        };
+        Ok(Self { name, ctx: Ctx { isa, threads }, pool })
+    }
+
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    fn host<'a>(&self, slab: &'a Slab) -> Result<&'a [f32], DeviceError> {
+        slab.as_host().ok_or_else(|| self.elsewhere())
+    }
+
+    fn host_mut<'a>(&self, slab: &'a mut Slab) -> Result<&'a mut [f32], DeviceError> {
+        slab.as_host_mut().ok_or_else(|| self.elsewhere())
+    }
+
+    fn elsewhere(&self) -> DeviceError {
+        let reason = "a slab is not in the host's memory".to_owned();
+        DeviceError::Mismatch { device: self.name.to_string(), reason }
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> &DeviceName {
+        &self.name
+    }
+
+    fn describe(&self) -> String {
+        let plural = if self.ctx.threads == 1 { "" } else { "s" };
+        format!("{} thread{plural}, {}", self.ctx.threads, self.ctx.isa)
+    }
+
+    fn alloc(&self, len: usize) -> Result<Slab, DeviceError> {
+        let bytes = len * size_of::<f32>();
+        Slab::host(len).ok_or(DeviceError::OutOfMemory { device: self.name.to_string(), bytes })
+    }
+
+    fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError> {
+        let name = self.name.to_string();
+        Ok(Box::new(Interpreter::new(program, self.ctx, self.pool.clone(), name)?))
+    }
+
+    fn mean(&self, inputs: &[Slab], out: &mut Slab) -> Result<(), DeviceError> {
+        let inputs = inputs.iter().map(|slab| self.host(slab)).collect::<Result<Vec<_>, _>>()?;
+        let out = self.host_mut(out)?;
+        self.run(|| reduce::tree_mean(self.ctx, &inputs, out));
+        Ok(())
+    }
+
+    fn update(&self, update: Update, slabs: UpdateSlabs<'_>) -> Result<(), DeviceError> {
+        let rule = update::Rule {
+            rate: update.rate,
+            momentum: update.rule.momentum.unwrap_or(0.0),
+            nesterov: update.rule.nesterov,
+            clip: update.rule.clip,
+            average_decay: slabs.averages.is_some().then_some(update.average_decay),
+        };
+        let params = self.host_mut(slabs.params)?;
+        let grads = self.host(slabs.grads)?;
+        let slots = slabs.slots.map(|slab| self.host_mut(slab)).transpose()?;
+        let averages = slabs.averages.map(|slab| self.host_mut(slab)).transpose()?;
+        self.run(|| update::apply(self.ctx, &rule, params, grads, slots, averages));
+        Ok(())
+    }
+}

@@ -1,0 +1,355 @@
+//! Local response normalisation and batch normalisation.
+
+use super::Ctx;
+use super::reduce::{CHUNKS, column_sums, row_chunks, tree_sum};
+use super::simd::{load, multiversion, store};
+use crate::graph::LrnParams;
+
+/// Channels computed side by side.
+const LANES: usize = 16;
+/// Channels of a row whose sums are held on the stack at a time.
+const BLOCK: usize = 512;
+/// The largest radius of [`lrn`] that is less than the number of channels.
+pub const MAX_RADIUS: usize = 128;
+/// A block with the channels that its windows reach, twice over, and room for a last full read.
+const BUFFER: usize = BLOCK + 4 * MAX_RADIUS + LANES;
+
+impl LrnParams {
+    /// `(bias + alpha * sum) ^ beta` and its base.
+    #[inline(always)]
+    fn power(&self, sums: &[f32; LANES]) -> ([f32; LANES], [f32; LANES]) {
+        let base = sums.map(|sum| self.bias + self.alpha * sum);
+        let power = if self.beta == 0.75 {
+            let root = base.map(f32::sqrt);
+            let fourth = root.map(f32::sqrt);
+            std::array::from_fn(|l| root[l] * fourth[l])
+        } else if self.beta == 0.5 {
+            base.map(f32::sqrt)
+        } else {
+            base.map(|s| s.powf(self.beta))
+        };
+        (power, base)
+    }
+
+    /// The radius that matters for a row of `channels`.
+    fn reach(&self, channels: usize, len: usize) -> usize {
+        let reach = self.radius.min(channels);
+        assert!(reach <= MAX_RADIUS, "{self:?} reaches further than {MAX_RADIUS} channels");
+        assert!(
+            channels > 0 && len.is_multiple_of(channels),
+            "{len} floats are not rows of {channels}"
+        );
+        reach
+    }
+}
+
+/// Sums of the windows of `width` that begin at `buffer[at..]`.
+#[inline(always)]
+fn window_sums(buffer: &[f32; BUFFER], at: usize, width: usize) -> [f32; LANES] {
+    let mut sums = [0.0; LANES];
+    for window in buffer[at..at + width + LANES - 1].windows(LANES) {
+        for (s, v) in sums.iter_mut().zip(window) {
+            *s += v;
+        }
+    }
+    sums
+}
+
+/// Rows that share a buffer in which each has `pitch` floats. Several, because sums that are read right after
+/// their terms were written, at other alignments, would wait for the writes to reach the cache.
+fn batch(pitch: usize) -> usize {
+    ((BUFFER - LANES) / pitch).clamp(1, 16)
+}
+
+multiversion! {
+    fn lrn_rows(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
+        for start in (0..channels).step_by(BLOCK) {
+            let end = (start + BLOCK).min(channels);
+            // `squares[i]` of a row is of channel `start - reach + i`; those that do not exist stay zero.
+            let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
+            let pitch = end - start + 2 * reach;
+            let rows = batch(pitch) * channels;
+            let mut squares = [0.0; BUFFER];
+            for (x, y) in x.chunks(rows).zip(y.chunks_mut(rows)) {
+                for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
+                    for (s, v) in squares[first + reach - start..].iter_mut().zip(&x[first..last]) {
+                        *s = v * v;
+                    }
+                }
+                for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
+                    let blocks = x[start..end].chunks(LANES).zip(y[start..end].chunks_mut(LANES));
+                    for (i, (x, y)) in blocks.enumerate() {
+                        let sums = window_sums(&squares, row * pitch + i * LANES, 2 * reach + 1);
+                        let ((power, _), x) = (p.power(&sums), load::<LANES>(x));
+                        store::<LANES>(&std::array::from_fn(|l| x[l] / power[l]), y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn lrn_grad_rows(p: &LrnParams, reach: usize, channels: usize, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let (factor, width) = (2.0 * p.alpha * p.beta, 2 * reach + 1);
+        for start in (0..channels).step_by(BLOCK) {
+            let end = (start + BLOCK).min(channels);
+            // Windows need terms of `first..last`, and those the squares of `far_first..far_last`. In all buffers
+            // of a row, channel `c` is at `c + 2 reach - start`; those that do not exist stay zero.
+            let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
+            let (far_first, far_last) = (start.saturating_sub(2 * reach), (end + 2 * reach).min(channels));
+            let pitch = end - start + 4 * reach;
+            let rows = batch(pitch) * channels;
+            let (mut squares, mut terms, mut direct) = ([0.0; BUFFER], [0.0; BUFFER], [0.0; BUFFER]);
+            for ((x, dy), dx) in x.chunks(rows).zip(dy.chunks(rows)).zip(dx.chunks_mut(rows)) {
+                for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
+                    let squares = &mut squares[far_first + 2 * reach - start..];
+                    for (s, v) in squares.iter_mut().zip(&x[far_first..far_last]) {
+                        *s = v * v;
+                    }
+                }
+                let both = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
+                for (row, (x, dy)) in both.enumerate() {
+                    let begin = row * pitch + first + 2 * reach - start;
+                    let blocks = x[first..last].chunks(LANES).zip(dy[first..last].chunks(LANES));
+                    for (at, (x, dy)) in (begin..).step_by(LANES).zip(blocks) {
+                        let (power, base) = p.power(&window_sums(&squares, at - reach, width));
+                        let (len, x, dy) = (x.len(), load::<LANES>(x), load::<LANES>(dy));
+                        let ratio = std::array::from_fn(|l| dy[l] / power[l]);
+                        store::<LANES>(&ratio, &mut direct[at..at + len]);
+                        let term = std::array::from_fn(|l| ratio[l] * x[l] / base[l]);
+                        store::<LANES>(&term, &mut terms[at..at + len]);
+                    }
+                }
+                for (row, (x, dx)) in x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels)).enumerate() {
+                    let blocks = x[start..end].chunks(LANES).zip(dx[start..end].chunks_mut(LANES));
+                    for (at, (x, dx)) in (row * pitch + 2 * reach..).step_by(LANES).zip(blocks) {
+                        let sums = window_sums(&terms, at - reach, width);
+                        let (x, ratio) = (load::<LANES>(x), load::<LANES>(&direct[at..at + LANES]));
+                        store::<LANES>(&std::array::from_fn(|l| ratio[l] - factor * x[l] * sums[l]), dx);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Local response normalisation of rows of `channels`.
+pub fn lrn(ctx: Ctx, p: &LrnParams, channels: usize, x: &[f32], y: &mut [f32]) {
+    let reach = p.reach(channels, x.len());
+    ctx.map(channels, [x], [y], |[x], [y]| lrn_rows(ctx.isa, p, reach, channels, x, y));
+}
+
+/// The gradient of [`lrn`]: with `s` the base of the power,
+/// `dx[i] = dy[i] s[i]^-beta - 2 alpha beta x[i] * sum over the window of dy[j] x[j] s[j]^(-beta - 1)`.
+pub fn lrn_grad(ctx: Ctx, p: &LrnParams, channels: usize, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    let reach = p.reach(channels, x.len());
+    ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
+        lrn_grad_rows(ctx.isa, p, reach, channels, x, dy, dx);
+    });
+}
+
+/// `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm<'a> {
+    /// Keeps the root from zero.
+    pub epsilon: f32,
+    /// One factor per channel.
+    pub scale: &'a [f32],
+    /// One offset per channel.
+    pub offset: &'a [f32],
+}
+
+impl BatchNorm<'_> {
+    /// Checks operands and gives the number of channels and rows.
+    fn sizes(&self, x: &[f32], y: &[f32], per_channel: [&[f32]; 2]) -> (usize, usize) {
+        let channels = self.scale.len();
+        assert!(
+            channels > 0 && x.len().is_multiple_of(channels),
+            "{} floats are not rows of {channels}",
+            x.len()
+        );
+        assert_eq!(
+            (x.len(), channels),
+            (y.len(), self.offset.len()),
+            "operands of batch normalisation"
+        );
+        assert!(per_channel.iter().all(|s| s.len() == channels), "one value per channel");
+        (channels, x.len() / channels)
+    }
+
+    /// `1 / sqrt(variance + epsilon)`.
+    fn inverse(&self, variance: f32) -> f32 {
+        1.0 / (variance + self.epsilon).sqrt()
+    }
+}
+
+multiversion! {
+    fn add_squared_distances(mean: &[f32], x: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        for x in x.chunks_exact(mean.len()) {
+            for ((o, x), m) in out.iter_mut().zip(x).zip(mean) {
+                *o += (x - m) * (x - m);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// `y = (x - mean) * factor + offset`.
+    fn normalise(mean: &[f32], factor: &[f32], offset: &[f32], x: &[f32], y: &mut [f32]) {
+        let c = mean.len();
+        let (factor, offset) = (&factor[..c], &offset[..c]);
+        for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+            for i in 0..c {
+                y[i] = (x[i] - mean[i]) * factor[i] + offset[i];
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Adds `dy` and `dy * (x - mean)` per channel.
+    fn add_gradients(mean: &[f32], x: &[f32], dy: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        let c = mean.len();
+        let (plain, weighted) = out.split_at_mut(c);
+        let weighted = &mut weighted[..c];
+        for (x, dy) in x.chunks_exact(c).zip(dy.chunks_exact(c)) {
+            for i in 0..c {
+                plain[i] += dy[i];
+                weighted[i] += dy[i] * (x[i] - mean[i]);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// `dx = factor * (dy - share - (x - mean) * slope)`, the three factors one after the other in `f`.
+    fn spread_gradients(mean: &[f32], f: &[f32], x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let c = mean.len();
+        let (factor, share, slope) = (&f[..c], &f[c..2 * c], &f[2 * c..3 * c]);
+        for ((x, dy), dx) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {
+            for i in 0..c {
+                dx[i] = factor[i] * (dy[i] - share[i] - (x[i] - mean[i]) * slope[i]);
+            }
+        }
+    }
+}
+
+/// Floats of scratch memory that the functions of batch normalisation need.
+pub fn batch_norm_scratch(channels: usize) -> usize {
+    (2 * CHUNKS + 3) * channels
+}
+
+/// Normalises by a given mean and variance.
+pub fn batch_norm(
+    ctx: Ctx,
+    bn: &BatchNorm<'_>,
+    mean: &[f32],
+    variance: &[f32],
+    x: &[f32],
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (channels, _) = bn.sizes(x, y, [mean, variance]);
+    let factor = &mut scratch[..channels];
+    for ((f, s), v) in factor.iter_mut().zip(bn.scale).zip(variance) {
+        *f = s * bn.inverse(*v);
+    }
+    let factor = &*factor;
+    ctx.map(channels, [x], [y], |[x], [y]| normalise(ctx.isa, mean, factor, bn.offset, x, y));
+}
+
+/// Normalises by the mean and the (biased) variance of the rows, which it leaves in `mean` and `variance`.
+pub fn batch_norm_training(
+    ctx: Ctx,
+    bn: &BatchNorm<'_>,
+    x: &[f32],
+    y: &mut [f32],
+    mean: &mut [f32],
+    variance: &mut [f32],
+    scratch: &mut [f32],
+) {
+    bn.sizes(x, y, [mean, variance]);
+    moments(ctx, x, mean, variance, scratch);
+    batch_norm(ctx, bn, mean, variance, x, y, scratch);
+}
+
+/// The gradients of [`batch_norm_training`] by `x`, scale and offset, given the mean and variance it left.
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
+pub fn batch_norm_grad(
+    ctx: Ctx,
+    bn: &BatchNorm<'_>,
+    mean: &[f32],
+    variance: &[f32],
+    x: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    dscale: &mut [f32],
+    doffset: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (channels, rows) = bn.sizes(x, dy, [mean, variance]);
+    bn.sizes(dx, dy, [dscale, doffset]);
+    let weight = 1.0 / rows.max(1) as f32;
+    let (per, parts) = row_chunks(rows);
+    let (sums, factors) =
+        scratch[..batch_norm_scratch(channels)].split_at_mut(2 * CHUNKS * channels);
+    let partials = &mut sums[..2 * parts * channels];
+    let ins = [(x, per * channels), (dy, per * channels)];
+    ctx.each(parts, ins, [(&mut *partials, 2 * channels)], |_, [x, dy], [out]| {
+        add_gradients(ctx.isa, mean, x, dy, out);
+    });
+    let sums = &*partials;
+    tree_sum(ctx, parts, |i| &sums[2 * i * channels..][..channels], 1.0, doffset);
+    tree_sum(ctx, parts, |i| &sums[(2 * i + 1) * channels..][..channels], 1.0, dscale);
+    for c in 0..channels {
+        let inverse = bn.inverse(variance[c]);
+        dscale[c] *= inverse;
+        factors[c] = bn.scale[c] * inverse;
+        factors[channels + c] = doffset[c] * weight;
+        factors[2 * channels + c] = dscale[c] * inverse * weight;
+    }
+    let factors = &*factors;
+    ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
+        spread_gradients(ctx.isa, mean, factors, x, dy, dx)
+    });
+}
+
+/// Mean and (biased) variance of each channel over the rows of `x`.
+fn moments(ctx: Ctx, x: &[f32], mean: &mut [f32], variance: &mut [f32], scratch: &mut [f32]) {
+    let channels = mean.len();
+    let rows = x.len() / channels;
+    let weight = 1.0 / rows.max(1) as f32;
+    column_sums(ctx, channels, x, mean, scratch);
+    mean.iter_mut().for_each(|m| *m *= weight);
+    let mean = &*mean;
+    let (per, parts) = row_chunks(rows);
+    let partials = &mut scratch[..parts * channels];
+    ctx.each(parts, [(x, per * channels)], [(&mut *partials, channels)], |_, [x], [out]| {
+        add_squared_distances(ctx.isa, mean, x, out);
+    });
+    let sums = &*partials;
+    tree_sum(ctx, parts, |i| &sums[i * channels..][..channels], weight, variance);
+}
+
+/// The gradients of [`batch_norm_training`] by `x`, scale and offset, in this order in `grads`, where its mean and variance
+/// were not kept. Needs `2 * channels` more scratch than [`batch_norm_scratch`] tells.
+pub fn batch_norm_grads(
+    ctx: Ctx,
+    epsilon: f32,
+    scale: &[f32],
+    x: &[f32],
+    dy: &[f32],
+    grads: [&mut [f32]; 3],
+    scratch: &mut [f32],
+) {
+    let (mean, scratch) = scratch.split_at_mut(scale.len());
+    let (variance, scratch) = scratch.split_at_mut(scale.len());
+    moments(ctx, x, mean, variance, scratch);
+    // The offset has no part in its own gradient.
+    let bn = BatchNorm { epsilon, scale, offset: scale };
+    let [dx, dscale, doffset] = grads;
+    batch_norm_grad(ctx, &bn, mean, variance, x, dy, dx, dscale, doffset, scratch);
+}

@@ -1,0 +1,106 @@
+//! Devices: where slabs lie and programs run.
+//!
+//! One stem per family of operations: everything about convolution is `*/conv.*`. A new operation needs a variant in
+//! `graph/op.rs`, an arm in `infer.rs` and `grad.rs`, a kernel in `cpu/`, an arm in `cpu/exec.rs` and a case in `tests/ops.rs`.
+
+pub mod cpu;
+pub mod cuda;
+mod slab;
+
+pub use slab::Slab;
+
+use crate::cluster::DeviceName;
+use crate::graph::Program;
+use crate::optim::UpdateRule;
+
+/// One place that holds slabs and runs programs.
+pub trait Device: Send + Sync {
+    /// Its full name.
+    fn name(&self) -> &DeviceName;
+    /// What it is, in words: `2 threads, AVX-512`.
+    fn describe(&self) -> String;
+    /// A slab of zeros.
+    fn alloc(&self, len: usize) -> Result<Slab, DeviceError>;
+    /// Binds a program to this device: memory, kernels, threads.
+    fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError>;
+    /// The mean of the inputs, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.
+    fn mean(&self, inputs: &[Slab], out: &mut Slab) -> Result<(), DeviceError>;
+    /// One optimizer step over whole slabs, and the moving averages after it.
+    fn update(&self, update: Update, slabs: UpdateSlabs<'_>) -> Result<(), DeviceError>;
+}
+
+/// The numbers of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// What to do.
+    pub rule: UpdateRule,
+    /// The learning rate.
+    pub rate: f32,
+    /// Decay of the moving averages at this step.
+    pub average_decay: f32,
+}
+
+/// The slabs of one update, all of one length.
+#[derive(Debug)]
+pub struct UpdateSlabs<'a> {
+    /// Changed.
+    pub params: &'a mut Slab,
+    /// The averaged gradient.
+    pub grads: &'a Slab,
+    /// The velocity; present exactly when the rule has momentum.
+    pub slots: Option<&'a mut Slab>,
+    /// The moving averages, where they are kept.
+    pub averages: Option<&'a mut Slab>,
+}
+
+/// A program bound to a device.
+pub trait Executable: Send {
+    /// Runs once. `gradients` is there exactly when the program computes them.
+    fn run(
+        &mut self,
+        variables: &Slab,
+        feeds: &[&[f32]],
+        gradients: Option<&mut Slab>,
+    ) -> Result<(), DeviceError>;
+    /// Copies a fetched value of the last run to the host.
+    fn fetch(&self, index: usize, into: &mut [f32]) -> Result<(), DeviceError>;
+    /// The program.
+    fn program(&self) -> &Program;
+}
+
+/// What can go wrong on a device. Exit code 9.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device is not there.
+    #[error("{asked}: {reason}")]
+    Absent {
+        /// What was asked for.
+        asked: String,
+        /// Why it cannot be had.
+        reason: String,
+    },
+    /// Not enough memory.
+    #[error("{device} cannot give {bytes} bytes; use a smaller --batch-size")]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes that were asked for.
+        bytes: usize,
+    },
+    /// The threads of a CPU tower could not be started.
+    #[error("cannot start the threads of {device}: {reason}; use a smaller --threads")]
+    Threads {
+        /// The device.
+        device: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// Arguments that do not fit the program: a bug of the caller.
+    #[error("program on {device}: {reason}")]
+    Mismatch {
+        /// The device.
+        device: String,
+        /// What does not fit.
+        reason: String,
+    },
+}

@@ -1,0 +1,43 @@
+//! Where gradients meet: reducers average slabs and know nothing of models.
+
+mod cpu;
+
+pub use cpu::CpuMean;
+
+use crate::device::{DeviceError, Slab};
+
+/// Averages the gradients of all towers, one slab per tower and micro-batch.
+pub trait GradientReducer: Send {
+    /// One word for the header: `cpu`.
+    fn name(&self) -> &'static str;
+    /// Computes the mean. All replicas must call it the same number of times with the same layout.
+    fn reduce(&mut self, grads: &mut [Slab]) -> Result<(), ReduceError>;
+    /// The result of the last [`GradientReducer::reduce`] over `grads`: one slab for all, or one per tower.
+    fn mean<'a>(&'a self, grads: &'a [Slab]) -> &'a [Slab];
+}
+
+/// No exchange: every tower applies its own gradient. The honest 100 % line for scaling.
+#[derive(Debug)]
+pub struct Independent;
+
+impl GradientReducer for Independent {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn reduce(&mut self, _grads: &mut [Slab]) -> Result<(), ReduceError> {
+        Ok(())
+    }
+
+    fn mean<'a>(&'a self, grads: &'a [Slab]) -> &'a [Slab] {
+        grads
+    }
+}
+
+/// What can go wrong while gradients meet.
+#[derive(Debug, thiserror::Error)]
+pub enum ReduceError {
+    /// A device failed.
+    #[error("averaging gradients")]
+    Device(#[from] DeviceError),
+}

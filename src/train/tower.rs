@@ -1,0 +1,81 @@
+//! [`Tower`]: a replica of the model on one device.
+
+use std::sync::Arc;
+
+use crate::data::Batch;
+use crate::device::{Device, DeviceError, Executable, Slab};
+use crate::model::Compiled;
+
+/// Forward, loss and backward of one batch.
+pub trait Tower: Send {
+    /// Writes the gradient into `into` and the losses (the total first) into `losses`. With `observe` the activations of
+    /// this batch can be asked for afterwards; the bits are the same.
+    fn gradients(
+        &mut self,
+        variables: &Slab,
+        batch: &Batch,
+        observe: bool,
+        into: &mut Slab,
+        losses: &mut [f32],
+    ) -> Result<(), DeviceError>;
+
+    /// The activations of the last observed batch, by layer.
+    fn activations(&self) -> Result<Vec<(String, Vec<f32>)>, DeviceError>;
+}
+
+/// A tower on a device of this process.
+pub struct LocalTower {
+    train: Box<dyn Executable>,
+    /// The same program with its activations kept, loaded when first asked for.
+    observe: Option<Box<dyn Executable>>,
+    device: Arc<dyn Device>,
+    compiled: Arc<Compiled>,
+}
+
+impl LocalTower {
+    /// Loads the model's training program.
+    pub fn new(device: Arc<dyn Device>, compiled: Arc<Compiled>) -> Result<Self, DeviceError> {
+        let train = device.load(compiled.train())?;
+        Ok(Self { train, observe: None, device, compiled })
+    }
+}
+
+impl Tower for LocalTower {
+    fn gradients(
+        &mut self,
+        variables: &Slab,
+        batch: &Batch,
+        observe: bool,
+        into: &mut Slab,
+        losses: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        if observe && self.observe.is_none() {
+            self.observe = Some(self.device.load(self.compiled.observe())?);
+        }
+        let program = match &mut self.observe {
+            Some(program) if observe => program,
+            _ => &mut self.train,
+        };
+        program.run(variables, &[&batch.features, &batch.labels], Some(into))?;
+        for (i, loss) in losses.iter_mut().enumerate() {
+            program.fetch(i, std::slice::from_mut(loss))?;
+        }
+        Ok(())
+    }
+
+    fn activations(&self) -> Result<Vec<(String, Vec<f32>)>, DeviceError> {
+        let Some(program) = &self.observe else { return Ok(Vec::new()) };
+        let skip = self.compiled.loss_names().len();
+        let fetches = program.program().fetches.iter().enumerate().skip(skip);
+        let names = self.compiled.activation_names();
+        names
+            .into_iter()
+            .zip(fetches)
+            .map(|(name, (i, fetch))| {
+                let mut values = vec![0.0; fetch.view.len];
+                program.fetch(i, &mut values)?;
+                Ok((name, values))
+            })
+            .collect()
+    }
+}

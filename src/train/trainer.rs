@@ -1,0 +1,248 @@
+//! [`Trainer`]: the five calls of a step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+
+use super::tower::Tower;
+use crate::data::{Batch, InputPipeline};
+use crate::device::Slab;
+use crate::graph::VarTable;
+use crate::reduce::GradientReducer;
+use crate::store::{State, VariableStore};
+use crate::util::clock::Clock;
+
+/// Everything a step needs. In every mode the same; the mode decided what is plugged in.
+pub struct Trainer {
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) input: InputPipeline,
+    pub(super) towers: Vec<Box<dyn Tower>>,
+    pub(super) reducer: Box<dyn GradientReducer>,
+    pub(super) store: Box<dyn VariableStore>,
+    pub(super) table: Arc<VarTable>,
+    /// Names of the losses every tower reports, the total first.
+    pub(super) loss_names: Vec<String>,
+    /// One thread per tower to wait for its device; none for a single tower.
+    pub(super) drivers: Option<rayon::ThreadPool>,
+    /// Examples of one micro-batch.
+    pub(super) batch_size: usize,
+    /// One per micro-batch, those of a tower next to each other; so are the gradients and losses.
+    pub(super) batches: Vec<Batch>,
+    pub(super) grads: Vec<Slab>,
+    pub(super) losses: Vec<f32>,
+    /// Means of the losses over all micro-batches of the last step.
+    pub(super) mean_losses: Vec<f64>,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug)]
+pub struct StepReport {
+    /// The global step before the update: the number in the log line.
+    pub step: u64,
+    /// The global step after it.
+    pub global_step: u64,
+    /// The total loss, mean over all towers and micro-batches.
+    pub loss: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// Examples over all towers.
+    pub examples: usize,
+    /// Where the time went.
+    pub times: StepTimes,
+}
+
+/// The parts of a step's time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepTimes {
+    /// Waiting for batches.
+    pub input: Duration,
+    /// Variables in, forward and backward of all towers.
+    pub compute: Duration,
+    /// Averaging the gradients.
+    pub reduce: Duration,
+    /// The update.
+    pub apply: Duration,
+}
+
+impl StepTimes {
+    /// The whole step.
+    pub fn total(&self) -> Duration {
+        self.input + self.compute + self.reduce + self.apply
+    }
+}
+
+/// A loss stopped being a number. Exit code 6.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "model diverged with loss = {loss} at step {step} in tower_{tower}: {tensor} is the first tensor that is not finite; \
+     the variables were not changed by this step; try a smaller --learning-rate or resume from an earlier checkpoint"
+)]
+pub struct Diverged {
+    /// The value.
+    pub loss: f32,
+    /// The step that was not applied.
+    pub step: u64,
+    /// The tower.
+    pub tower: usize,
+    /// Where it shows first: a variable, a gradient, or the loss itself.
+    pub tensor: String,
+}
+
+impl Trainer {
+    /// One training step. `observe` keeps the activations of tower 0 for a summary.
+    pub fn step(&mut self, observe: bool) -> Result<StepReport> {
+        let step = self.store.global_step();
+        let start = self.clock.monotonic();
+        for batch in &mut self.batches {
+            self.input.recycle(std::mem::take(batch));
+        }
+        for batch in &mut self.batches {
+            *batch = self.input.next()?;
+        }
+        let fed = self.clock.monotonic();
+        self.compute(step, observe)?;
+        let computed = self.clock.monotonic();
+        self.reducer.reduce(&mut self.grads)?;
+        let reduced = self.clock.monotonic();
+        let applied = self.store.apply(self.reducer.mean(&self.grads))?;
+        let end = self.clock.monotonic();
+        Ok(StepReport {
+            step,
+            global_step: applied.global_step,
+            loss: self.mean_losses[0],
+            rate: applied.rate,
+            examples: self.examples_per_step(),
+            times: StepTimes {
+                input: fed - start,
+                compute: computed - fed,
+                reduce: reduced - computed,
+                apply: end - reduced,
+            },
+        })
+    }
+
+    /// Gradients and losses of every micro-batch, the towers in parallel.
+    fn compute(&mut self, step: u64, observe: bool) -> Result<()> {
+        let pulled = self.store.pull()?;
+        let (n_micro, n_losses) = (self.grads.len() / self.towers.len(), self.loss_names.len());
+        let one = |i: usize,
+                   tower: &mut Box<dyn Tower>,
+                   grads: &mut [Slab],
+                   batches: &[Batch],
+                   losses: &mut [f32]|
+         -> Result<()> {
+            let micro_batches = grads.iter_mut().zip(batches).zip(losses.chunks_mut(n_losses));
+            for ((into, batch), losses) in micro_batches {
+                tower
+                    .gradients(pulled.replica(i), batch, observe && i == 0, into, losses)
+                    .with_context(|| format!("tower_{i}"))?;
+            }
+            Ok(())
+        };
+        match &self.drivers {
+            None => {
+                let tower = &mut self.towers[0];
+                one(0, tower, &mut self.grads, &self.batches, &mut self.losses)?;
+            }
+            Some(drivers) => {
+                let shares = (
+                    self.towers.par_iter_mut(),
+                    self.grads.par_chunks_mut(n_micro),
+                    self.batches.par_chunks(n_micro),
+                    self.losses.par_chunks_mut(n_micro * n_losses),
+                );
+                drivers.install(|| {
+                    shares.into_par_iter().enumerate().try_for_each(
+                        |(i, (tower, grads, batches, losses))| {
+                            one(i, tower, grads, batches, losses)
+                        },
+                    )
+                })?;
+            }
+        }
+        let bad = self.losses.chunks(n_losses).position(|losses| !losses[0].is_finite());
+        if let Some(micro) = bad {
+            let tower = micro / n_micro;
+            let tensor = first_non_finite(&self.table, pulled.replica(tower), "")?
+                .or(first_non_finite(&self.table, &self.grads[micro], "/gradients")?)
+                .unwrap_or_else(|| self.loss_names[0].clone());
+            let loss = self.losses[micro * n_losses];
+            return Err(Diverged { loss, step, tower, tensor }.into());
+        }
+        for (i, mean) in self.mean_losses.iter_mut().enumerate() {
+            let each = self.losses.iter().skip(i).step_by(n_losses).map(|&loss| f64::from(loss));
+            *mean = each.sum::<f64>() / self.batches.len() as f64;
+        }
+        Ok(())
+    }
+
+    /// Examples of a step over all towers and micro-batches.
+    pub fn examples_per_step(&self) -> usize {
+        self.batch_size * self.batches.len()
+    }
+
+    /// Updates so far, those of other towers included.
+    pub fn global_step(&self) -> u64 {
+        self.store.global_step()
+    }
+
+    /// Examples consumed since the start of training: where a restart goes on.
+    pub fn position(&self) -> u64 {
+        self.input.position()
+    }
+
+    /// The layout of variables and gradients.
+    pub fn table(&self) -> &VarTable {
+        &self.table
+    }
+
+    /// The losses of the last step by name, means over all towers, the total first.
+    pub fn losses(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.loss_names.iter().map(String::as_str).zip(self.mean_losses.iter().copied())
+    }
+
+    /// The last step's first batch.
+    pub fn batch(&self) -> &Batch {
+        &self.batches[0]
+    }
+
+    /// Activations of tower 0 in the last observed step.
+    pub fn activations(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        Ok(self.towers[0].activations()?)
+    }
+
+    /// The averaged gradient of the last step, by variable.
+    pub fn gradients(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        let mean = &self.reducer.mean(&self.grads)[0];
+        let read = |row: &crate::graph::VarRow| {
+            let mut values = vec![0.0; row.range().len()];
+            mean.read(row.range(), &mut values)?;
+            Ok((row.name.clone(), values))
+        };
+        self.table.rows().iter().map(read).collect()
+    }
+
+    /// Variables, averages and slots.
+    pub fn snapshot(&mut self) -> Result<State> {
+        Ok(self.store.snapshot()?)
+    }
+
+    /// Takes over a snapshot.
+    pub fn restore(&mut self, state: &State) -> Result<()> {
+        Ok(self.store.restore(state)?)
+    }
+}
+
+/// The first variable whose values in `slab` are not all finite, with `suffix` behind its name.
+fn first_non_finite(table: &VarTable, slab: &Slab, suffix: &str) -> Result<Option<String>> {
+    for row in table.rows() {
+        let mut values = vec![0.0; row.range().len()];
+        slab.read(row.range(), &mut values)?;
+        if values.iter().any(|v| !v.is_finite()) {
+            return Ok(Some(format!("{}{suffix}", row.name)));
+        }
+    }
+    Ok(None)
+}
