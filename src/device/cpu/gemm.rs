@@ -61,6 +61,12 @@ pub fn matmul(
     if out.is_empty() {
         return;
     }
+    if k == 0 {
+        for row in out.chunks_exact_mut(n) {
+            row.iter_mut().enumerate().for_each(|(j, o)| *o = epilogue.apply(0.0, j));
+        }
+        return;
+    }
     let panel = ctx.isa.panel();
     let panels = n.div_ceil(panel);
     let depth = BLOCK / panel;
@@ -72,7 +78,7 @@ pub fn matmul(
         let (top, bottom) = (m * i / down, m * (i + 1) / down);
         for column in (panels * j / across..panels * (j + 1) / across).map(|v| v * panel) {
             let columns = panel.min(n - column);
-            for k0 in (0..k.max(1)).step_by(depth) {
+            for k0 in (0..k).step_by(depth) {
                 let terms = depth.min(k - k0);
                 let block = &mut block[..terms * panel];
                 if trans_b {

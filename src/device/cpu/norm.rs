@@ -2,33 +2,38 @@
 
 use super::Ctx;
 use super::reduce::{CHUNKS, column_sums, row_chunks, tree_sum};
-use super::simd::{load, multiversion, store};
+use super::simd::{MAX_LANES, Vector, multiversion};
 use crate::graph::LrnParams;
 
-/// Channels computed side by side.
-const LANES: usize = 16;
 /// Channels of a row whose sums are held on the stack at a time.
 const BLOCK: usize = 512;
 /// The largest radius of [`lrn`] that is less than the number of channels.
 pub const MAX_RADIUS: usize = 128;
 /// A block with the channels that its windows reach, twice over, and room for a last full read.
-const BUFFER: usize = BLOCK + 4 * MAX_RADIUS + LANES;
+const BUFFER: usize = BLOCK + 4 * MAX_RADIUS + MAX_LANES;
 
 impl LrnParams {
     /// `(bias + alpha * sum) ^ beta` and its base.
+    ///
+    /// # Safety
+    /// As for every function of [`Vector`].
     #[inline(always)]
-    fn power(&self, sums: &[f32; LANES]) -> ([f32; LANES], [f32; LANES]) {
-        let base = sums.map(|sum| self.bias + self.alpha * sum);
-        let power = if self.beta == 0.75 {
-            let root = base.map(f32::sqrt);
-            let fourth = root.map(f32::sqrt);
-            std::array::from_fn(|l| root[l] * fourth[l])
-        } else if self.beta == 0.5 {
-            base.map(f32::sqrt)
-        } else {
-            base.map(|s| s.powf(self.beta))
-        };
-        (power, base)
+    unsafe fn power<V: Vector>(&self, sums: V) -> (V, V) {
+        // SAFETY: the caller's promise; `values` has room for a vector.
+        unsafe {
+            let base = V::add(V::splat(self.bias), V::mul(V::splat(self.alpha), sums));
+            if self.beta == 0.75 {
+                let root = V::sqrt(base);
+                return (V::mul(root, V::sqrt(root)), base);
+            }
+            if self.beta == 0.5 {
+                return (V::sqrt(base), base);
+            }
+            let mut values = [0.0; MAX_LANES];
+            V::store(base, values.as_mut_ptr());
+            values = values.map(|s| s.powf(self.beta));
+            (V::load(values.as_ptr()), base)
+        }
     }
 
     /// The radius that matters for a row of `channels`.
@@ -44,25 +49,24 @@ impl LrnParams {
 }
 
 /// Sums of the windows of `width` that begin at `buffer[at..]`.
+///
+/// # Safety
+/// As for every function of [`Vector`].
 #[inline(always)]
-fn window_sums(buffer: &[f32; BUFFER], at: usize, width: usize) -> [f32; LANES] {
-    let mut sums = [0.0; LANES];
-    for window in buffer[at..at + width + LANES - 1].windows(LANES) {
-        for (s, v) in sums.iter_mut().zip(window) {
-            *s += v;
-        }
-    }
-    sums
+unsafe fn window_sums<V: Vector>(buffer: &[f32; BUFFER], at: usize, width: usize) -> V {
+    let terms = &buffer[at..at + width + V::LANES - 1];
+    // SAFETY: the caller's promise; `LANES` floats follow each of the first `width`.
+    unsafe { (0..width).fold(V::zero(), |sum, i| V::add(sum, V::load(terms.as_ptr().add(i)))) }
 }
 
 /// Rows that share a buffer in which each has `pitch` floats. Several, because sums that are read right after
 /// their terms were written, at other alignments, would wait for the writes to reach the cache.
 fn batch(pitch: usize) -> usize {
-    ((BUFFER - LANES) / pitch).clamp(1, 16)
+    ((BUFFER - MAX_LANES) / pitch).clamp(1, 16)
 }
 
 multiversion! {
-    fn lrn_rows(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
+    fn lrn_rows<V>(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
         for start in (0..channels).step_by(BLOCK) {
             let end = (start + BLOCK).min(channels);
             // `squares[i]` of a row is of channel `start - reach + i`; those that do not exist stay zero.
@@ -77,11 +81,13 @@ multiversion! {
                     }
                 }
                 for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
-                    let blocks = x[start..end].chunks(LANES).zip(y[start..end].chunks_mut(LANES));
-                    for (i, (x, y)) in blocks.enumerate() {
-                        let sums = window_sums(&squares, row * pitch + i * LANES, 2 * reach + 1);
-                        let ((power, _), x) = (p.power(&sums), load::<LANES>(x));
-                        store::<LANES>(&std::array::from_fn(|l| x[l] / power[l]), y);
+                    let blocks = x[start..end].chunks(V::LANES).zip(y[start..end].chunks_mut(V::LANES));
+                    for (at, (x, y)) in (row * pitch..).step_by(V::LANES).zip(blocks) {
+                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                        unsafe {
+                            let (power, _) = p.power(window_sums::<V>(&squares, at, 2 * reach + 1));
+                            V::store_part(V::div(V::load_part(x), power), y);
+                        }
                     }
                 }
             }
@@ -90,7 +96,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn lrn_grad_rows(p: &LrnParams, reach: usize, channels: usize, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    fn lrn_grad_rows<V>(p: &LrnParams, reach: usize, channels: usize, x: &[f32], dy: &[f32], dx: &mut [f32]) {
         let (factor, width) = (2.0 * p.alpha * p.beta, 2 * reach + 1);
         for start in (0..channels).step_by(BLOCK) {
             let end = (start + BLOCK).min(channels);
@@ -111,22 +117,27 @@ multiversion! {
                 let both = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
                 for (row, (x, dy)) in both.enumerate() {
                     let begin = row * pitch + first + 2 * reach - start;
-                    let blocks = x[first..last].chunks(LANES).zip(dy[first..last].chunks(LANES));
-                    for (at, (x, dy)) in (begin..).step_by(LANES).zip(blocks) {
-                        let (power, base) = p.power(&window_sums(&squares, at - reach, width));
-                        let (len, x, dy) = (x.len(), load::<LANES>(x), load::<LANES>(dy));
-                        let ratio = std::array::from_fn(|l| dy[l] / power[l]);
-                        store::<LANES>(&ratio, &mut direct[at..at + len]);
-                        let term = std::array::from_fn(|l| ratio[l] * x[l] / base[l]);
-                        store::<LANES>(&term, &mut terms[at..at + len]);
+                    let blocks = x[first..last].chunks(V::LANES).zip(dy[first..last].chunks(V::LANES));
+                    for (at, (x, dy)) in (begin..).step_by(V::LANES).zip(blocks) {
+                        let all = at..at + x.len();
+                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                        unsafe {
+                            let (power, base) = p.power(window_sums::<V>(&squares, at - reach, width));
+                            let ratio = V::div(V::load_part(dy), power);
+                            V::store_part(ratio, &mut direct[all.clone()]);
+                            V::store_part(V::div(V::mul(ratio, V::load_part(x)), base), &mut terms[all]);
+                        }
                     }
                 }
                 for (row, (x, dx)) in x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels)).enumerate() {
-                    let blocks = x[start..end].chunks(LANES).zip(dx[start..end].chunks_mut(LANES));
-                    for (at, (x, dx)) in (row * pitch + 2 * reach..).step_by(LANES).zip(blocks) {
-                        let sums = window_sums(&terms, at - reach, width);
-                        let (x, ratio) = (load::<LANES>(x), load::<LANES>(&direct[at..at + LANES]));
-                        store::<LANES>(&std::array::from_fn(|l| ratio[l] - factor * x[l] * sums[l]), dx);
+                    let blocks = x[start..end].chunks(V::LANES).zip(dx[start..end].chunks_mut(V::LANES));
+                    for (at, (x, dx)) in (row * pitch + 2 * reach..).step_by(V::LANES).zip(blocks) {
+                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                        unsafe {
+                            let sums = window_sums::<V>(&terms, at - reach, width);
+                            let through = V::mul(V::mul(V::splat(factor), V::load_part(x)), sums);
+                            V::store_part(V::sub(V::load_part(&direct[at..]), through), dx);
+                        }
                     }
                 }
             }

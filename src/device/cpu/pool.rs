@@ -1,11 +1,10 @@
 //! Maximum and average pooling.
 
-use super::Ctx;
-use super::simd::{load, multiversion, store};
-use crate::graph::Window;
+use std::ops::Range;
 
-/// Channels taken at a time, their state kept in registers.
-const LANES: usize = 16;
+use super::Ctx;
+use super::simd::multiversion;
+use crate::graph::Window;
 
 /// Floats of an input and an output picture; checks the operands.
 fn sizes(w: &Window, n: usize, c: usize, x: &[f32], y: &[f32]) -> (usize, usize) {
@@ -23,54 +22,82 @@ fn per_group(ctx: Ctx, n: usize) -> (usize, usize) {
     (groups, n.div_ceil(groups))
 }
 
-/// Calls `tap(input offset)` for the taps of output position `at` in row-major order.
-#[inline(always)]
-fn for_taps(w: &Window, at: usize, c: usize, mut tap: impl FnMut(usize)) {
-    let (rows, top) = w.taps(0, at / w.output[1]);
-    let (columns, left) = w.taps(1, at % w.output[1]);
-    for y in top..top + rows.len() {
-        for x in left..left + columns.len() {
-            tap((y * w.input[1] + x) * c);
-        }
-    }
+/// The taps of one output position: input rows and columns, and the lengths of a row and of a column.
+struct Taps {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    row: usize,
+    column: usize,
 }
 
-multiversion! {
-    fn max_picture(w: &Window, c: usize, x: &[f32], y: &mut [f32]) {
-        for (at, y) in y.chunks_exact_mut(c).enumerate() {
-            for (first, y) in (0..).step_by(LANES).zip(y.chunks_mut(LANES)) {
-                let mut best = [f32::NEG_INFINITY; LANES];
-                for_taps(w, at, c, |tap| {
-                    let x: [f32; LANES] = load(&x[tap + first..][..y.len()]);
-                    for (best, x) in best.iter_mut().zip(x) {
-                        // NaN wins, as it should not go unseen.
-                        *best = if x > *best || x.is_nan() { x } else { *best };
-                    }
-                });
-                store(&best, y);
+impl Taps {
+    #[inline(always)]
+    fn new(w: &Window, at: usize, c: usize) -> Self {
+        let (rows, top) = w.taps(0, at / w.output[1]);
+        let (columns, left) = w.taps(1, at % w.output[1]);
+        Self {
+            rows: top..top + rows.len(),
+            columns: left..left + columns.len(),
+            row: w.input[1] * c,
+            column: c,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// Calls `tap(input offset)` in row-major order.
+    #[inline(always)]
+    fn each(&self, mut tap: impl FnMut(usize)) {
+        for y in self.rows.clone() {
+            for x in self.columns.clone() {
+                tap(y * self.row + x * self.column);
             }
         }
     }
 }
 
 multiversion! {
-    fn max_grad_picture(w: &Window, c: usize, x: &[f32], y: &[f32], dy: &[f32], dx: &mut [f32]) {
+    fn max_picture<V>(w: &Window, c: usize, x: &[f32], y: &mut [f32]) {
+        for (at, y) in y.chunks_exact_mut(c).enumerate() {
+            let taps = Taps::new(w, at, c);
+            for (first, y) in (0..).step_by(V::LANES).zip(y.chunks_mut(V::LANES)) {
+                // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                unsafe {
+                    let mut best = V::splat(f32::NEG_INFINITY);
+                    taps.each(|tap| {
+                        let higher = V::max(best, V::load_part(&x[tap + first..][..y.len()]));
+                        // The maximum takes a NaN from `x`; one that is there already stays.
+                        best = V::if_equal(best, best, higher, best);
+                    });
+                    V::store_part(best, y);
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn max_grad_picture<V>(w: &Window, c: usize, x: &[f32], y: &[f32], dy: &[f32], dx: &mut [f32]) {
         dx.fill(0.0);
         for (at, (y, dy)) in y.chunks_exact(c).zip(dy.chunks_exact(c)).enumerate() {
-            for (first, (y, dy)) in (0..).step_by(LANES).zip(y.chunks(LANES).zip(dy.chunks(LANES))) {
-                let max: [f32; LANES] = load(y);
-                // What is left to hand out: all of it, until the first maximum has taken it.
-                let mut left: [f32; LANES] = load(dy);
-                for_taps(w, at, c, |tap| {
-                    let (x, dx) = (&x[tap + first..][..y.len()], &mut dx[tap + first..][..y.len()]);
-                    let (x, mut sums): ([f32; LANES], [f32; LANES]) = (load(x), load(dx));
-                    for l in 0..LANES {
-                        let hit = x[l] == max[l];
-                        sums[l] += if hit { left[l] } else { 0.0 };
-                        left[l] = if hit { 0.0 } else { left[l] };
-                    }
-                    store(&sums, dx);
-                });
+            let taps = Taps::new(w, at, c);
+            let blocks = y.chunks(V::LANES).zip(dy.chunks(V::LANES));
+            for (first, (y, dy)) in (0..).step_by(V::LANES).zip(blocks) {
+                // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                unsafe {
+                    let max = V::load_part(y);
+                    // What is left to hand out: all of it, until the first maximum has taken it.
+                    let mut left = V::load_part(dy);
+                    taps.each(|tap| {
+                        let dx = &mut dx[tap + first..][..y.len()];
+                        let x = V::load_part(&x[tap + first..][..y.len()]);
+                        let taken = V::if_equal(x, max, left, V::zero());
+                        left = V::if_equal(x, max, V::zero(), left);
+                        V::store_part(V::add(V::load_part(dx), taken), dx);
+                    });
+                }
             }
         }
     }
@@ -80,9 +107,9 @@ multiversion! {
     fn avg_picture(w: &Window, c: usize, x: &[f32], y: &mut [f32]) {
         for (at, out) in y.chunks_exact_mut(c).enumerate() {
             out.fill(0.0);
-            let mut count = 0.0f32;
-            for_taps(w, at, c, |tap| {
-                count += 1.0;
+            let taps = Taps::new(w, at, c);
+            let count = taps.len() as f32;
+            taps.each(|tap| {
                 for (o, v) in out.iter_mut().zip(&x[tap..][..c]) {
                     *o += v;
                 }
@@ -98,9 +125,9 @@ multiversion! {
     fn avg_grad_picture(w: &Window, c: usize, dy: &[f32], dx: &mut [f32]) {
         dx.fill(0.0);
         for (at, dy) in dy.chunks_exact(c).enumerate() {
-            let mut count = 0.0f32;
-            for_taps(w, at, c, |_| count += 1.0);
-            for_taps(w, at, c, |tap| {
+            let taps = Taps::new(w, at, c);
+            let count = taps.len() as f32;
+            taps.each(|tap| {
                 for (dx, dy) in dx[tap..][..c].iter_mut().zip(dy) {
                     *dx += dy / count;
                 }
@@ -109,7 +136,7 @@ multiversion! {
     }
 }
 
-/// The maximum of each window of `n` pictures of `c` channels. Padding never wins.
+/// The maximum of each window of `n` pictures of `c` channels. Padding never wins, NaN always.
 pub fn max_pool(ctx: Ctx, w: &Window, n: usize, c: usize, x: &[f32], y: &mut [f32]) {
     let (from, to) = sizes(w, n, c, x, y);
     let (groups, per) = per_group(ctx, n);

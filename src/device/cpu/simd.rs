@@ -1,5 +1,7 @@
 //! Instruction sets: [`Isa`], the [`Vector`]s of the micro-kernel, and `multiversion!` for plain loops.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64 as x86;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -59,6 +61,9 @@ impl fmt::Display for Isa {
     }
 }
 
+/// Floats in the widest vector.
+pub(crate) const MAX_LANES: usize = 16;
+
 /// A register of floats.
 ///
 /// # Safety
@@ -71,12 +76,47 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn zero() -> Self;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
-    unsafe fn store(self, p: *mut f32);
-    unsafe fn add(self, b: Self) -> Self;
-    /// `self * b + c`, rounded once.
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-    /// `self < 0 ? 0 : self` per lane; NaN passes.
-    unsafe fn relu(self) -> Self;
+    unsafe fn store(this: Self, p: *mut f32);
+    unsafe fn add(a: Self, b: Self) -> Self;
+    unsafe fn sub(a: Self, b: Self) -> Self;
+    unsafe fn mul(a: Self, b: Self) -> Self;
+    unsafe fn div(a: Self, b: Self) -> Self;
+    unsafe fn sqrt(a: Self) -> Self;
+    /// `a * b + c`, rounded once.
+    unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self;
+    /// `a > b ? a : b` per lane: `b` where either is NaN.
+    unsafe fn max(a: Self, b: Self) -> Self;
+    /// `a == b ? yes : no` per lane.
+    unsafe fn if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self;
+
+    /// Up to `LANES` values, zeros after them.
+    #[inline(always)]
+    unsafe fn load_part(x: &[f32]) -> Self {
+        let mut padded = [0.0; MAX_LANES];
+        let from = if x.len() >= Self::LANES {
+            x
+        } else {
+            padded[..x.len()].copy_from_slice(x);
+            &padded
+        };
+        // SAFETY: at least `LANES` floats; the instruction set is the caller's promise.
+        unsafe { Self::load(from.as_ptr()) }
+    }
+
+    /// Stores as many lanes as there is room for.
+    #[inline(always)]
+    unsafe fn store_part(this: Self, to: &mut [f32]) {
+        // SAFETY: stores go where `LANES` floats are; the instruction set is the caller's promise.
+        unsafe {
+            if to.len() >= Self::LANES {
+                Self::store(this, to.as_mut_ptr());
+            } else {
+                let mut padded = [0.0; MAX_LANES];
+                Self::store(this, padded.as_mut_ptr());
+                to.copy_from_slice(&padded[..to.len()]);
+            }
+        }
+    }
 }
 
 // SAFETY: plain arrays, no instruction set needed.
@@ -97,118 +137,95 @@ unsafe impl Vector for [f32; 8] {
         unsafe { p.cast::<Self>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
+    unsafe fn store(this: Self, p: *mut f32) {
         // SAFETY: the caller promises eight writable floats.
-        unsafe { p.cast::<Self>().write_unaligned(self) }
+        unsafe { p.cast::<Self>().write_unaligned(this) }
     }
     #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        std::array::from_fn(|i| self[i] + b[i])
+    unsafe fn add(a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| a[i] + b[i])
     }
     #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        std::array::from_fn(|i| self[i].mul_add(b[i], c[i]))
+    unsafe fn sub(a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| a[i] - b[i])
     }
     #[inline(always)]
-    unsafe fn relu(self) -> Self {
-        self.map(|v| if v < 0.0 { 0.0 } else { v })
+    unsafe fn mul(a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    unsafe fn sqrt(a: Self) -> Self {
+        a.map(f32::sqrt)
+    }
+    #[inline(always)]
+    unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self {
+        std::array::from_fn(|i| if a[i] == b[i] { yes[i] } else { no[i] })
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! x86_vector {
-    ($vector:ident, $lanes:literal, $rows:literal, $zero:ident, $splat:ident, $load:ident, $store:ident,
-     $add:ident, $fma:ident, $max:ident) => {
+    ($vector:ident, lanes $lanes:literal, rows $rows:literal, [$($name:ident($($arg:ident: $ty:ty),*)
+     $(-> $ret:ty)? = $value:expr;)*]) => {
         // SAFETY: each method is the intrinsic of its name; the caller promises the instruction set.
-        unsafe impl Vector for std::arch::x86_64::$vector {
+        unsafe impl Vector for x86::$vector {
             const LANES: usize = $lanes;
             const ROWS: usize = $rows;
-            #[inline(always)]
-            unsafe fn zero() -> Self {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$zero() }
-            }
-            #[inline(always)]
-            unsafe fn splat(x: f32) -> Self {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$splat(x) }
-            }
-            #[inline(always)]
-            unsafe fn load(p: *const f32) -> Self {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$load(p) }
-            }
-            #[inline(always)]
-            unsafe fn store(self, p: *mut f32) {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$store(p, self) }
-            }
-            #[inline(always)]
-            unsafe fn add(self, b: Self) -> Self {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$add(self, b) }
-            }
-            #[inline(always)]
-            unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-                // SAFETY: as promised by the caller.
-                unsafe { std::arch::x86_64::$fma(self, b, c) }
-            }
-            #[inline(always)]
-            unsafe fn relu(self) -> Self {
-                // SAFETY: as promised by the caller. The maximum is its second operand when either is NaN.
-                unsafe { std::arch::x86_64::$max(Self::zero(), self) }
-            }
+            $(
+                #[inline(always)]
+                unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: as promised by the caller.
+                    unsafe { $value }
+                }
+            )*
         }
     };
 }
+#[cfg(target_arch = "x86_64")]
+x86_vector!(__m256, lanes 8, rows 6, [
+    zero() -> Self = x86::_mm256_setzero_ps();
+    splat(x: f32) -> Self = x86::_mm256_set1_ps(x);
+    load(p: *const f32) -> Self = x86::_mm256_loadu_ps(p);
+    store(this: Self, p: *mut f32) = x86::_mm256_storeu_ps(p, this);
+    add(a: Self, b: Self) -> Self = x86::_mm256_add_ps(a, b);
+    sub(a: Self, b: Self) -> Self = x86::_mm256_sub_ps(a, b);
+    mul(a: Self, b: Self) -> Self = x86::_mm256_mul_ps(a, b);
+    div(a: Self, b: Self) -> Self = x86::_mm256_div_ps(a, b);
+    sqrt(a: Self) -> Self = x86::_mm256_sqrt_ps(a);
+    mul_add(a: Self, b: Self, c: Self) -> Self = x86::_mm256_fmadd_ps(a, b, c);
+    max(a: Self, b: Self) -> Self = x86::_mm256_max_ps(a, b);
+    if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self =
+        x86::_mm256_blendv_ps(no, yes, x86::_mm256_cmp_ps::<{ x86::_CMP_EQ_OQ }>(a, b));
+]);
 
 #[cfg(target_arch = "x86_64")]
-x86_vector!(
-    __m256,
-    8,
-    6,
-    _mm256_setzero_ps,
-    _mm256_set1_ps,
-    _mm256_loadu_ps,
-    _mm256_storeu_ps,
-    _mm256_add_ps,
-    _mm256_fmadd_ps,
-    _mm256_max_ps
-);
-#[cfg(target_arch = "x86_64")]
-x86_vector!(
-    __m512,
-    16,
-    12,
-    _mm512_setzero_ps,
-    _mm512_set1_ps,
-    _mm512_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_add_ps,
-    _mm512_fmadd_ps,
-    _mm512_max_ps
-);
-
-/// Up to `N` values, zeros after them.
-#[inline(always)]
-pub(crate) fn load<const N: usize>(x: &[f32]) -> [f32; N] {
-    if let Some(full) = x.first_chunk::<N>() {
-        return *full;
-    }
-    let mut padded = [0.0; N];
-    padded[..x.len()].copy_from_slice(x);
-    padded
-}
-
-/// Stores the first of `values`, as many as there is room for.
-#[inline(always)]
-pub(crate) fn store<const N: usize>(values: &[f32; N], to: &mut [f32]) {
-    if let Some(full) = to.first_chunk_mut::<N>() {
-        *full = *values;
-    } else {
-        to.copy_from_slice(&values[..to.len()]);
-    }
-}
+x86_vector!(__m512, lanes 16, rows 12, [
+    zero() -> Self = x86::_mm512_setzero_ps();
+    splat(x: f32) -> Self = x86::_mm512_set1_ps(x);
+    load(p: *const f32) -> Self = x86::_mm512_loadu_ps(p);
+    store(this: Self, p: *mut f32) = x86::_mm512_storeu_ps(p, this);
+    add(a: Self, b: Self) -> Self = x86::_mm512_add_ps(a, b);
+    sub(a: Self, b: Self) -> Self = x86::_mm512_sub_ps(a, b);
+    mul(a: Self, b: Self) -> Self = x86::_mm512_mul_ps(a, b);
+    div(a: Self, b: Self) -> Self = x86::_mm512_div_ps(a, b);
+    sqrt(a: Self) -> Self = x86::_mm512_sqrt_ps(a);
+    mul_add(a: Self, b: Self, c: Self) -> Self = x86::_mm512_fmadd_ps(a, b, c);
+    max(a: Self, b: Self) -> Self = x86::_mm512_max_ps(a, b);
+    if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self =
+        x86::_mm512_mask_blend_ps(x86::_mm512_cmp_ps_mask::<{ x86::_CMP_EQ_OQ }>(a, b), no, yes);
+]);
 
 /// Compiles a function once per instruction set; the result takes an [`Isa`] as its first argument.
 ///

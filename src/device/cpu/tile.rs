@@ -83,7 +83,7 @@ multiversion! {
             let (from, to) = (t.rows * i / tiles, t.rows * (i + 1) / tiles);
             // SAFETY: the operands were checked against the last row; `out` is the caller's promise.
             unsafe {
-                let (a, out) = (t.a.as_ptr().add(from * t.row), out.add(from * t.out_row));
+                let (a, out) = (t.a.as_ptr().wrapping_add(from * t.row), out.add(from * t.out_row));
                 if t.columns > V::LANES {
                     by_height::<V, 2>(t, to - from, a, out);
                 } else {
@@ -142,16 +142,16 @@ unsafe fn tile<V: Vector, const P: usize, const N: usize>(
         }
         for o in 0..t.outer {
             // Rows in threes: addresses of the form base + {0, 1, 2} * row cost no instruction on x86.
-            let start = a.add(o * t.a_outer);
+            let start = a.wrapping_add(o * t.a_outer);
             let mut rows: [*const f32; 4] =
                 std::array::from_fn(|g| start.wrapping_add(3 * g * row));
-            let mut b = t.b.as_ptr().add(o * t.b_outer);
+            let mut b = t.b.as_ptr().wrapping_add(o * t.b_outer);
             for _ in 0..inner {
                 let w: [V; N] = std::array::from_fn(|v| V::load(b.add(v * V::LANES)));
                 for (p, sums) in acc.iter_mut().enumerate() {
                     let x = V::splat(*rows[p / 3].add(p % 3 * row));
                     for (sum, w) in sums.iter_mut().zip(w) {
-                        *sum = x.mul_add(w, *sum);
+                        *sum = V::mul_add(x, w, *sum);
                     }
                 }
                 rows = rows.map(|r| r.wrapping_add(step));
@@ -162,20 +162,17 @@ unsafe fn tile<V: Vector, const P: usize, const N: usize>(
             let to = out.add(p * t.out_row);
             if full {
                 for (v, mut sum) in sums.into_iter().enumerate() {
-                    match t.epilogue {
-                        Epilogue::None => {}
-                        Epilogue::Bias(bias) => {
-                            sum = sum.add(V::load(bias.as_ptr().add(v * V::LANES)))
-                        }
-                        Epilogue::BiasRelu(bias) => {
-                            sum = sum.add(V::load(bias.as_ptr().add(v * V::LANES))).relu();
-                        }
+                    if let Epilogue::Bias(bias) | Epilogue::BiasRelu(bias) = t.epilogue {
+                        sum = V::add(sum, V::load(bias.as_ptr().add(v * V::LANES)));
                     }
-                    sum.store(to.add(v * V::LANES));
+                    if let Epilogue::BiasRelu(_) = t.epilogue {
+                        sum = V::max(V::zero(), sum);
+                    }
+                    V::store(sum, to.add(v * V::LANES));
                 }
             } else {
                 for (v, sum) in sums.into_iter().enumerate() {
-                    sum.store(edge.as_mut_ptr().add(v * V::LANES));
+                    V::store(sum, edge.as_mut_ptr().add(v * V::LANES));
                 }
                 for (j, sum) in edge.iter().enumerate().take(t.columns) {
                     *to.add(j) = t.epilogue.apply(*sum, j);
