@@ -1,5 +1,7 @@
 //! The tutorial network against TensorFlow in float64: activations, gradients, twenty losses, variables and averages.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Every operation, through graph, gradient, lowering and device: against TensorFlow's recorded values, and its gradient
 //! against finite differences. (The kernels alone are compared to naive loops in `tests/kernels`.)
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod support;
 
 use serde_json::Value;

@@ -52,21 +52,22 @@ pub fn probe() -> Probe {
     Probe { libraries, gpus }
 }
 
+/// Whether the dynamic linker finds a library.
+type IsThere = unsafe fn() -> bool;
+
 fn libraries() -> Vec<Library> {
-    let present = |is_there: unsafe fn() -> bool| {
+    let present = |is_there: IsThere| {
         // SAFETY: opens the library, which runs its initialisers, and closes it again; these are CUDA's own libraries.
         catch_unwind(|| unsafe { is_there() }).unwrap_or(false)
     };
-    let driver = present(cudarc::driver::sys::is_culib_present);
-    let others: [(&'static str, unsafe fn() -> bool); 4] = [
+    let looked_for: [(&'static str, IsThere); 5] = [
+        ("cuda driver", cudarc::driver::sys::is_culib_present),
         ("nvrtc", cudarc::nvrtc::sys::is_culib_present),
         ("cublasLt", cudarc::cublaslt::sys::is_culib_present),
         ("cudnn", cudarc::cudnn::sys::is_culib_present),
         ("nccl", cudarc::nccl::sys::is_culib_present),
     ];
-    let mut libraries = vec![Library { name: "cuda driver", present: driver }];
-    libraries.extend(others.map(|(name, is_there)| Library { name, present: present(is_there) }));
-    libraries
+    looked_for.map(|(name, is_there)| Library { name, present: present(is_there) }).to_vec()
 }
 
 fn gpus() -> Result<Vec<Gpu>, String> {
