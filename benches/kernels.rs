@@ -1,0 +1,171 @@
+//! Times the kernels of the CIFAR-10 tutorial network at batch 128.
+#![allow(clippy::print_stdout, reason = "a report")]
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use tftrain::device::cpu::conv::{self, Conv};
+use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
+use tftrain::device::cpu::norm::{lrn, lrn_grad};
+use tftrain::device::cpu::{Ctx, Epilogue, Isa, elementwise, pool, reduce, update};
+use tftrain::graph::{LrnParams, Padding, Window};
+use tftrain::util::clock::{Clock, SystemClock};
+use tftrain::util::rng::{Purpose, Stream};
+
+const BATCH: usize = 128;
+
+fn random(len: usize, index: u64) -> Vec<f32> {
+    let mut stream = Stream::new(1, Purpose::Test, index);
+    (0..len).map(|_| stream.range(-1.0, 1.0)).collect()
+}
+
+/// Fused multiply-adds in registers only: GFLOP/s of one thread.
+fn peak(clock: &SystemClock) -> f64 {
+    const ROUNDS: usize = 2_000_000;
+    let start = clock.monotonic();
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("fma") {
+        // SAFETY: FMA was detected.
+        black_box(unsafe { fma_chain(ROUNDS) });
+    }
+    (ROUNDS * 12 * 8 * 2) as f64 / (clock.monotonic() - start).as_secs_f64() / 1e9
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn fma_chain(rounds: usize) -> f32 {
+    use std::arch::x86_64::{_mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps};
+    let mut acc = [_mm256_set1_ps(black_box(0.5)); 12];
+    let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(0.001)));
+    for _ in 0..rounds {
+        for v in &mut acc {
+            *v = _mm256_fmadd_ps(*v, a, b);
+        }
+    }
+    acc.into_iter().map(|v| _mm256_cvtss_f32(v)).sum()
+}
+
+struct Bench {
+    clock: SystemClock,
+    ctx: Ctx,
+    peak: f64,
+}
+
+impl Bench {
+    /// The best of half a second of repetitions: the machine is shared.
+    fn run(&self, name: &str, flops: f64, mut f: impl FnMut()) {
+        f();
+        let mut times = Vec::new();
+        let begin = self.clock.monotonic();
+        while self.clock.monotonic() - begin < Duration::from_millis(500) || times.len() < 5 {
+            let start = self.clock.monotonic();
+            f();
+            times.push((self.clock.monotonic() - start).as_secs_f64());
+        }
+        let time = times.into_iter().fold(f64::INFINITY, f64::min);
+        let rate = flops / time / 1e9;
+        let share = 100.0 * rate / (self.peak * self.ctx.threads as f64);
+        println!("  {name:28} {:8.3} ms {rate:8.1} GFLOP/s {share:5.0} %", time * 1e3);
+    }
+
+    fn conv(&self, name: &str, extent: usize, ins: usize, outs: usize, input_gradient: bool) {
+        let window = Window::new([extent; 2], [5; 2], [1; 2], Padding::Same).expect("it fits");
+        let conv = Conv { n: BATCH, in_channels: ins, out_channels: outs, window };
+        let (x, dy) =
+            (random(BATCH * extent * extent * ins, 1), random(BATCH * extent * extent * outs, 2));
+        let (w, bias) = (random(25 * ins * outs, 3), random(outs, 4));
+        let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
+        let flops = (2 * 25 * ins * outs * BATCH * extent * extent) as f64;
+        let ctx = self.ctx;
+        let mut scratch = vec![0.0; conv::forward_scratch(ctx, &conv)];
+        self.run(&format!("{name} forward + relu"), flops, || {
+            conv::forward(ctx, &conv, &x, &w, Epilogue::BiasRelu(&bias), &mut y, &mut scratch);
+        });
+        if input_gradient {
+            let mut scratch = vec![0.0; conv::input_grad_scratch(ctx, &conv)];
+            self.run(&format!("{name} input gradient"), flops, || {
+                conv::input_grad(ctx, &conv, &dy, &w, &mut dx, &mut scratch);
+            });
+        }
+        let mut scratch = vec![0.0; conv::filter_grad_scratch(ctx, &conv)];
+        self.run(&format!("{name} filter gradient"), flops, || {
+            conv::filter_grad(ctx, &conv, &x, &dy, &mut dw, &mut scratch);
+        });
+    }
+
+    fn matmul(&self, name: &str, p: Matmul) {
+        let (a, b, bias) = (random(p.m * p.k, 1), random(p.k * p.n, 2), random(p.n, 3));
+        let mut out = vec![0.0; p.m * p.n];
+        let mut scratch = vec![0.0; matmul_scratch(self.ctx, &p)];
+        let epilogue =
+            if p.trans_a || p.trans_b { Epilogue::None } else { Epilogue::BiasRelu(&bias) };
+        self.run(name, (2 * p.m * p.k * p.n) as f64, || {
+            matmul(self.ctx, &p, &a, &b, epilogue, &mut out, &mut scratch);
+        });
+    }
+
+    fn all(&self) {
+        let ctx = self.ctx;
+        println!("{}, {} threads", ctx.isa, ctx.threads);
+        self.conv("conv1", 24, 3, 64, false);
+        let (n, c) = (BATCH, 64);
+        let x = random(n * 24 * 24 * c, 5);
+        let mut wide = vec![0.0; x.len()];
+        let w = Window::new([24; 2], [3; 2], [2; 2], Padding::Same).expect("it fits");
+        let mut y = vec![0.0; n * 144 * c];
+        let dy = random(y.len(), 6);
+        self.run("pool1", (9 * y.len()) as f64, || pool::max_pool(ctx, &w, n, c, &x, &mut y));
+        self.run("pool1 gradient", (9 * y.len()) as f64, || {
+            pool::max_pool_grad(ctx, &w, n, c, &x, &y, &dy, &mut wide);
+        });
+        let p = LrnParams { radius: 4, bias: 1.0, alpha: 0.001 / 9.0, beta: 0.75 };
+        self.run("lrn1 (12 x 12)", 15.0 * dy.len() as f64, || lrn(ctx, &p, c, &dy, &mut y));
+        let mut dx = vec![0.0; y.len()];
+        self.run("lrn1 gradient (12 x 12)", 30.0 * dy.len() as f64, || {
+            lrn_grad(ctx, &p, c, &dy, &y, &mut dx);
+        });
+        self.run("relu gradient (24 x 24)", x.len() as f64, || {
+            elementwise::relu_grad(ctx, &x, &x, &mut wide);
+        });
+        let (mut bias, mut scratch) = (vec![0.0; c], vec![0.0; reduce::column_sums_scratch(c)]);
+        self.run("bias gradient (24 x 24)", x.len() as f64, || {
+            reduce::column_sums(ctx, c, &x, &mut bias, &mut scratch);
+        });
+        self.conv("conv2", 12, 64, 64, true);
+        let p = Matmul { m: BATCH, k: 2304, n: 384, trans_a: false, trans_b: false };
+        self.matmul("fc1 forward + relu", p);
+        self.matmul(
+            "fc1 weight gradient",
+            Matmul { m: 2304, k: BATCH, n: 384, trans_a: true, ..p },
+        );
+        self.matmul("fc1 input gradient", Matmul { m: BATCH, k: 384, n: 2304, trans_b: true, ..p });
+        let g = random(1_068_298, 7);
+        let (mut params, mut averages) = (g.clone(), g.clone());
+        let rule = update::Rule { rate: 0.1, average_decay: Some(0.99), ..Default::default() };
+        self.run("sgd + average", 5.0 * g.len() as f64, || {
+            update::apply(ctx, &rule, &mut params, &g, None, Some(&mut averages));
+        });
+        self.run("sum of squares", 2.0 * g.len() as f64, || {
+            black_box(reduce::sum_squares(ctx, &g));
+        });
+    }
+}
+
+fn main() -> Result<(), rayon::ThreadPoolBuildError> {
+    let clock = SystemClock::default();
+    let peak = (0..10).map(|_| peak(&clock)).fold(0.0, f64::max);
+    println!("peak of one thread: {peak:.0} GFLOP/s");
+    // `cargo run --release --example bench -- AVX-512 1`
+    let only: Vec<String> = std::env::args().skip(1).collect();
+    for isa in Isa::available().into_iter().rev().filter(|isa| *isa != Isa::Portable) {
+        for threads in [1, 2] {
+            if !only.iter().all(|o| *o == isa.to_string() || *o == threads.to_string()) {
+                continue;
+            }
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+            let bench = Bench { clock: SystemClock::default(), ctx: Ctx { isa, threads }, peak };
+            pool.install(|| bench.all());
+        }
+    }
+    Ok(())
+}
