@@ -146,6 +146,9 @@ pub(crate) struct TrainArgs {
     /// Newest checkpoints to keep; 0 for all
     #[arg(long, visible_alias = "max-to-keep", value_name = "N")]
     pub(crate) keep: Option<u64>,
+    /// Also keep for good one checkpoint per so many hours
+    #[arg(long, visible_alias = "keep-checkpoint-every-n-hours", value_name = "HOURS")]
+    pub(crate) keep_every_hours: Option<f64>,
     /// Any setting of the configuration, by its key: optimizer.momentum=0.9
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -195,6 +198,9 @@ pub(crate) struct EvalArgs {
     /// Follow a running job: look for a new checkpoint this often
     #[arg(long, value_name = "SECS")]
     pub(crate) eval_interval_secs: Option<f64>,
+    /// Evaluate the newest checkpoint and stop; so it is without --eval-interval-secs
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, action = ArgAction::Set)]
+    pub(crate) run_once: Option<bool>,
     /// When following, stop after a checkpoint of at least this step
     #[arg(long, value_name = "N", requires = "eval_interval_secs")]
     pub(crate) until_step: Option<u64>,

@@ -86,7 +86,8 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
             }
             _ => {}
         }
-        let Some(interval) = args.eval_interval_secs else { return Ok(0) };
+        let interval = args.eval_interval_secs.filter(|_| args.run_once != Some(true));
+        let Some(interval) = interval else { return Ok(0) };
         if args.until_step.is_some_and(|until| seen >= Some(until)) {
             return Ok(0);
         }

@@ -61,6 +61,8 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Layers {
     flag("--save-secs", "train.checkpoint.every_secs", args.save_secs.map(|n| json!(n)));
     flag("--save-steps", "train.checkpoint.every_steps", args.save_steps.map(|n| json!(n)));
     flag("--keep", "train.checkpoint.keep", args.keep.map(|n| json!(n)));
+    let hours = args.keep_every_hours.map(|n| json!(n));
+    flag("--keep-every-hours", "train.checkpoint.keep_every_hours", hours);
     layers
 }
 
