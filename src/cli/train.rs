@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::args::TrainArgs;
+use super::args::{Output, TrainArgs};
 use super::exit::Usage;
 use super::output::{Console, note, print};
 use super::setup;
@@ -62,7 +62,12 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     let start_step = from.map_or(0, |(state, _)| state.global_step);
     let mut assembly = assemble(config, &compiled, &source, from, &clock)?;
 
-    print(&header(config, &compiled, &*source, &assembly))?;
+    let head = header(config, &compiled, &*source, &assembly);
+    match args.output {
+        // Nothing but objects on stdout.
+        Output::Json => note(head.trim_end()),
+        Output::Tutorial | Output::Benchmark => _ = print(&head)?,
+    }
     if args.log_device_placement == Some(true) {
         print(&placement(&compiled, &assembly))?;
     }
