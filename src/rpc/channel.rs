@@ -1,0 +1,211 @@
+//! [`Peer`]: another task, connected, compared and watched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_stream::StreamExt;
+use tonic::transport::{Channel, Endpoint};
+
+use super::control::Identity;
+use super::proto::control_client::ControlClient;
+use super::proto::{Beat, JoinRequest, LeaveRequest};
+use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
+use super::{PROTOCOL, RpcError};
+use crate::cluster::TaskId;
+
+/// How long to wait for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// For peers to come at the start.
+    pub rendezvous: Duration,
+    /// Between beats; a peer is lost after two without an answer.
+    pub heartbeat: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { rendezvous: Duration::from_secs(60), heartbeat: Duration::from_secs(2) }
+    }
+}
+
+/// Another task of the cluster.
+#[derive(Clone)]
+pub struct Peer {
+    /// Who.
+    pub task: TaskId,
+    /// Where.
+    pub address: String,
+    /// The connection.
+    pub(super) channel: Channel,
+    /// This life of it.
+    pub incarnation: u64,
+    /// Set when it is lost, or says that the run is over.
+    end: watch::Receiver<Option<RpcError>>,
+}
+
+/// The pause between two tries to connect.
+const RETRY: Duration = Duration::from_millis(100);
+
+impl Peer {
+    /// Connects to all of `tasks`, in any order of their start, compares settings and keeps watching them.
+    /// `waiting` is told every few seconds who is missing.
+    pub async fn connect_all(
+        tasks: &[(TaskId, String)],
+        identity: &Arc<Identity>,
+        timeouts: Timeouts,
+        waiting: &(dyn Fn(&[TaskId]) + Sync),
+    ) -> Result<Vec<Self>, RpcError> {
+        let start = tokio::time::Instant::now();
+        let mut told = start;
+        let mut peers: Vec<Option<Self>> = vec![None; tasks.len()];
+        let mut last = String::new();
+        loop {
+            for (peer, (task, address)) in peers.iter_mut().zip(tasks) {
+                if peer.is_none() {
+                    match Self::connect(task, address, identity, timeouts).await {
+                        Ok(joined) => *peer = Some(joined),
+                        Err(RpcError::Lost { reason, .. }) => last = reason,
+                        Err(refused) => return Err(refused),
+                    }
+                }
+            }
+            let missing: Vec<(TaskId, String)> =
+                tasks.iter().zip(&peers).filter(|(_, p)| p.is_none()).map(|(t, _)| t.clone()).collect();
+            if missing.is_empty() {
+                return Ok(peers.into_iter().flatten().collect());
+            }
+            if start.elapsed() >= timeouts.rendezvous {
+                let waited_secs = start.elapsed().as_secs_f64();
+                return Err(RpcError::Missing { missing, waited_secs, last });
+            }
+            if told.elapsed() >= Duration::from_secs(3) {
+                told = tokio::time::Instant::now();
+                let names: Vec<TaskId> = missing.into_iter().map(|(task, _)| task).collect();
+                waiting(&names);
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn connect(
+        task: &TaskId,
+        address: &str,
+        identity: &Arc<Identity>,
+        timeouts: Timeouts,
+    ) -> Result<Self, RpcError> {
+        let lost = |reason: String| RpcError::Lost {
+            task: task.clone(),
+            address: address.to_owned(),
+            reason,
+        };
+        // Names are resolved anew at each try, so a host may appear late.
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| lost(error.to_string()))?
+            .connect_timeout(Duration::from_secs(2))
+            .tcp_nodelay(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_header_list_size(1 << 16)
+            .http2_keep_alive_interval(timeouts.heartbeat)
+            .keep_alive_timeout(timeouts.heartbeat)
+            .keep_alive_while_idle(true);
+        let channel = endpoint.connect().await.map_err(|error| lost(root_cause(&error)))?;
+        let mut control = ControlClient::new(channel.clone());
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            task: identity.task.to_string(),
+            incarnation: identity.incarnation,
+            settings: identity.settings.clone().into_iter().collect(),
+        };
+        let joined = control
+            .join(request)
+            .await
+            .map_err(|status| RpcError::from_status(task, address, &status))?;
+        let (set, end) = watch::channel(None);
+        let peer = Self {
+            task: task.clone(),
+            address: address.to_owned(),
+            channel,
+            incarnation: joined.into_inner().incarnation,
+            end,
+        };
+        tokio::spawn(peer.clone().watch(identity.clone(), timeouts.heartbeat, set));
+        Ok(peer)
+    }
+
+    /// Beats until the peer's stream ends, and says why it did.
+    async fn watch(
+        self,
+        identity: Arc<Identity>,
+        heartbeat: Duration,
+        set: watch::Sender<Option<RpcError>>,
+    ) {
+        let beat = Beat {
+            task: identity.task.to_string(),
+            incarnation: identity.incarnation,
+            step: 0,
+        };
+        let ticks = tokio_stream::wrappers::IntervalStream::new(tokio::time::interval(heartbeat / 2));
+        let beats = ticks.map(move |_| beat.clone());
+        let lost = |reason: &str| RpcError::Lost {
+            task: self.task.clone(),
+            address: self.address.clone(),
+            reason: reason.to_owned(),
+        };
+        let end = match ControlClient::new(self.channel.clone()).watch(beats).await {
+            Err(status) => RpcError::from_status(&self.task, &self.address, &status),
+            Ok(answer) => {
+                let mut answers = answer.into_inner();
+                loop {
+                    match tokio::time::timeout(2 * heartbeat, answers.message()).await {
+                        Ok(Ok(Some(_))) => {}
+                        Ok(Ok(None)) => break lost("it closed the connection"),
+                        Ok(Err(s)) => break RpcError::from_status(&self.task, &self.address, &s),
+                        Err(_) => break lost("no sign of life for two heartbeats"),
+                    }
+                }
+            }
+        };
+        // Nobody listens any more once this task's own work is over.
+        let _ = set.send(Some(end));
+    }
+
+    /// Waits until the peer is lost, or the run is over.
+    pub(super) async fn ended(&self) -> RpcError {
+        let mut end = self.end.clone();
+        let value = end.wait_for(Option::is_some).await.ok().and_then(|value| value.clone());
+        value.unwrap_or_else(|| RpcError::Lost {
+            task: self.task.clone(),
+            address: self.address.clone(),
+            reason: "its watch ended".to_owned(),
+        })
+    }
+
+    /// What a status of this peer means.
+    pub(super) fn error(&self, status: &tonic::Status) -> RpcError {
+        RpcError::from_status(&self.task, &self.address, status)
+    }
+
+    /// Says good-bye: with `failure`, everybody shall stop with this exit code.
+    pub async fn leave(&self, identity: &Identity, failure: Option<(&str, u8)>) {
+        let request = LeaveRequest {
+            task: identity.task.to_string(),
+            incarnation: identity.incarnation,
+            failure: failure.map_or(String::new(), |(reason, _)| reason.to_owned()),
+            code: failure.map_or(0, |(_, code)| u32::from(code)),
+        };
+        // A peer that is gone needs no good-bye.
+        let said = ControlClient::new(self.channel.clone()).leave(request);
+        let _ = tokio::time::timeout(Duration::from_secs(2), said).await;
+    }
+}
+
+/// The innermost cause: `Connection refused` instead of `transport error`.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,128 @@
+//! The Control service: who is there, do we agree, is it over.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::members::{Departure, Failure, Members};
+use super::proto::control_server::Control;
+use super::proto::{Beat, JoinReply, JoinRequest, LeaveReply, LeaveRequest};
+use super::{PROTOCOL, error};
+use crate::cluster::TaskId;
+
+/// What this task is and what it must have in common with others.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// This task.
+    pub task: TaskId,
+    /// Differs between two lives of a task.
+    pub incarnation: u64,
+    /// Settings that must be equal everywhere, by dotted key.
+    pub settings: BTreeMap<String, String>,
+}
+
+pub(super) struct ControlService {
+    pub(super) identity: Arc<Identity>,
+    pub(super) members: Arc<Members>,
+}
+
+impl ControlService {
+    /// The first difference to a peer, in words.
+    fn difference(&self, peer: &JoinRequest) -> Option<String> {
+        let (own, task) = (&self.identity, &peer.task);
+        if peer.protocol != PROTOCOL {
+            return Some(format!(
+                "protocol version: {task} speaks {}, {} speaks {PROTOCOL}",
+                peer.protocol, own.task
+            ));
+        }
+        let keys = own.settings.keys().chain(peer.settings.keys());
+        for key in keys {
+            let (ours, theirs) = (own.settings.get(key), peer.settings.get(key));
+            if ours != theirs {
+                let show = |v: Option<&String>| v.map_or("nothing".to_owned(), Clone::clone);
+                return Some(format!(
+                    "{key}: {task} has {}, {} has {}", show(theirs), own.task, show(ours)
+                ));
+            }
+        }
+        None
+    }
+}
+
+#[expect(clippy::result_large_err, reason = "a status is what gRPC answers with")]
+fn task_of(name: &str) -> Result<TaskId, Status> {
+    name.parse().map_err(|_| Status::invalid_argument(format!("{name:?} is no task")))
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let from = request.remote_addr();
+        let peer = request.into_inner();
+        let task = task_of(&peer.task)?;
+        if let Some(difference) = self.difference(&peer) {
+            tracing::warn!("refused {task} from {from:?}: {difference}");
+            return Err(Status::failed_precondition(difference));
+        }
+        if !self.members.join(task, peer.incarnation) {
+            let text = format!("{} is here already, and {from:?} claims to be it too", peer.task);
+            tracing::warn!("{text}");
+            return Err(Status::already_exists(text));
+        }
+        Ok(Response::new(JoinReply { incarnation: self.identity.incarnation }))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<Beat, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<Beat>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let mut beats = request.into_inner();
+        let first = beats.message().await?;
+        let first = first.ok_or_else(|| Status::invalid_argument("no first beat"))?;
+        let (task, incarnation) = (task_of(&first.task)?, first.incarnation);
+        let members = self.members.clone();
+        // The answer echoes beats, and says when the run is over; the caller's silence ends the stream.
+        let mut changes = members.subscribe();
+        let own = Beat {
+            task: self.identity.task.to_string(),
+            incarnation: self.identity.incarnation,
+            step: 0,
+        };
+        let (tell, told) = tokio::sync::mpsc::channel(4);
+        tokio::spawn(async move {
+            loop {
+                if let Some(failure) = members.failure() {
+                    let Failure { task, reason, code } = failure;
+                    let _ = tell.send(Err(error::stopped(&task, code, &reason))).await;
+                }
+                tokio::select! {
+                    beat = beats.next() => match beat {
+                        Some(Ok(_)) => if tell.send(Ok(own.clone())).await.is_err() { break },
+                        Some(Err(_)) | None => break,
+                    },
+                    _ = changes.changed() => {}
+                }
+            }
+            members.leave(&task, incarnation, Departure::Lost);
+        });
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(told))))
+    }
+
+    async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {
+        let LeaveRequest { task, incarnation, failure, code } = request.into_inner();
+        let id = task_of(&task)?;
+        if failure.is_empty() {
+            self.members.leave(&id, incarnation, Departure::Done);
+        } else {
+            let code = u8::try_from(code).unwrap_or(1);
+            self.members.fail(Failure { task, reason: failure, code });
+        }
+        Ok(Response::new(LeaveReply {}))
+    }
+}
