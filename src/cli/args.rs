@@ -7,6 +7,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 /// Trains neural networks on every device of a machine, the way distributed TensorFlow 1 did it.
 #[derive(Debug, Parser)]
 #[command(name = "tftrain", version, infer_subcommands = false, arg_required_else_help = true)]
+// As in TensorFlow's scripts, of a flag given twice the last counts.
+#[command(args_override_self = true)]
 #[command(
     after_help = "Flags may be written as TensorFlow's scripts do: --num_gpus, --train_dir, ...\n\
     Exit codes: 0 done, 2 usage, 3 data, 6 diverged, 7 storage, 8 refused, 9 device, 130/143 interrupted and saved."

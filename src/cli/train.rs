@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use anyhow::{Context, Result};
-use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::args::{Output, TrainArgs};
@@ -14,7 +13,7 @@ use super::exit::{Refused, Usage};
 use super::output::{Console, note, print};
 use super::setup;
 use crate::config::{
-    Layers, LearningRateConfig, Resolved, RunConfig, TowerDevices, differences, run_yaml,
+    Layers, LearningRateConfig, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml,
 };
 use crate::data::{Source, Split};
 use crate::device::DeviceError;
@@ -51,12 +50,13 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
             );
             return Err(Refused(text).into());
         }
-        resolved = layered(base(recipe, true, &resolved.config)?, file, args)?.resolve()?;
+        let beneath = setup::with_file(Layers::new(recipe), &dir.join(setup::RUN_FILE))?;
+        resolved = layered(beneath, file, args)?.resolve()?;
         for (key, old, new) in differences(&before.config, &resolved.config) {
             note(&format!("resuming with a changed setting: {key} was {old}, is {new}"));
         }
     }
-    place_towers(&mut resolved, recipe, file, args, before.is_some())?;
+    place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
     let config = &resolved.config;
 
     let model = setup::model(config);
@@ -94,6 +94,9 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         return Ok(0);
     }
 
+    if args.overwrite {
+        train_dir.clear()?;
+    }
     let yaml = dir.join(setup::RUN_FILE);
     write_atomic(&yaml, |file| std::io::Write::write_all(file, run_yaml(&resolved).as_bytes()))?;
     let retention = Retention {
@@ -160,13 +163,7 @@ fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<
 }
 
 /// Answers a request for GPUs: an error, or CPU towers where that is allowed.
-fn place_towers(
-    resolved: &mut Resolved,
-    recipe: Option<&str>,
-    file: Option<&Path>,
-    args: &TrainArgs,
-    resumed: bool,
-) -> Result<()> {
+fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
     let TowerDevices::Gpus(asked) = resolved.config.towers.devices else { return Ok(()) };
     let reason = match cuda::probe().gpus {
         Ok(gpus) => {
@@ -174,7 +171,7 @@ fn place_towers(
         }
         Err(reason) => format!("none is visible: {reason}"),
     };
-    if args.allow_soft_placement != Some(true) {
+    if !allowed {
         return Err(DeviceError::Absent {
             asked: format!("{asked} GPUs were asked for"),
             reason: format!(
@@ -186,18 +183,11 @@ fn place_towers(
     note(&format!(
         "WARNING: --allow-soft-placement: {asked} GPU towers run on the CPU, since {reason}"
     ));
-    let layers = layered(base(recipe, resumed, &resolved.config)?, file, args)?;
-    *resolved = layers.flag("--allow-soft-placement", "towers.cpus", json!(asked)).resolve()?;
+    resolved.config.towers.devices = TowerDevices::Cpus(asked);
+    resolved.origins.remove("towers.gpus");
+    let flag = Origin::Flag("--allow-soft-placement".to_owned());
+    resolved.origins.insert("towers.cpus".to_owned(), flag);
     Ok(())
-}
-
-/// The settings beneath file and flags: the recipe's, and those of the run that is resumed.
-fn base(recipe: Option<&str>, resumed: bool, config: &RunConfig) -> Result<Layers> {
-    let layers = Layers::new(recipe);
-    match resumed {
-        true => setup::with_file(layers, &Path::new(&config.train.dir).join(setup::RUN_FILE)),
-        false => Ok(layers),
-    }
 }
 
 /// The newest checkpoint of a run that is resumed, and how many examples it had consumed.
