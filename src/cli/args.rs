@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 
 /// Trains neural networks on every device of a machine, the way distributed TensorFlow 1 did it.
 #[derive(Debug, Parser)]
 #[command(name = "tftrain", version, infer_subcommands = false, arg_required_else_help = true)]
+// As in TensorFlow's scripts, of a flag given twice the last counts.
+#[command(args_override_self = true)]
 #[command(
     after_help = "Flags may be written as TensorFlow's scripts do: --num_gpus, --train_dir, ...\n\
     Exit codes: 0 done, 2 usage, 3 data, 6 diverged, 7 storage, 8 refused, 9 device, 130/143 interrupted and saved."
@@ -251,7 +253,7 @@ pub(crate) struct StepBenchArgs {
     #[arg(long, default_value = "cifar10")]
     pub(crate) model: String,
     /// Timed steps
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = value_parser!(u64).range(1..))]
     pub(crate) num_batches: u64,
     /// Untimed steps before them
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -282,14 +284,14 @@ pub(crate) struct StepBenchArgs {
 #[derive(Debug, Args)]
 pub(crate) struct InputBenchArgs {
     /// Timed batches
-    #[arg(long, value_name = "N", default_value_t = 500)]
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = value_parser!(u64).range(1..))]
     pub(crate) num_batches: u64,
     /// Examples per batch
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub(crate) batch_size: usize,
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) batch_size: u32,
     /// Threads that prepare input
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) input_threads: usize,
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) input_threads: u32,
     /// Where CIFAR-10 lies [synthetic pictures]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,

@@ -15,7 +15,7 @@ use crate::data::{
     Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
 };
 use crate::model::compile;
-use crate::train::{StepTimes, assemble};
+use crate::train::{Diverged, StepTimes, assemble};
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::stats::{Speed, median};
 
@@ -68,8 +68,17 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ))?;
     }
     let mut finite = true;
+    let mut step = || match trainer.step(false) {
+        Err(error) if error.is::<Diverged>() => {
+            note(&format!("INVALID: {error}"));
+            finite = false;
+            Ok(None)
+        }
+        result => result.map(Some),
+    };
+    let mut warm = true;
     for _ in 0..args.num_warmup_batches {
-        trainer.step(false)?;
+        warm = warm && step()?.is_some();
     }
     if !args.json {
         print("Done warm up\nStep\tImg/sec\ttotal_loss\n")?;
@@ -78,15 +87,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
     let start = clock.monotonic();
     let mut loss = 0.0;
     for n in 1..=args.num_batches {
-        let report = match trainer.step(false) {
-            Ok(report) => report,
-            Err(error) if error.is::<crate::train::Diverged>() => {
-                finite = false;
-                note(&format!("INVALID: {error}"));
-                break;
-            }
-            Err(error) => return Err(error),
-        };
+        let Some(report) = (if warm { step()? } else { None }) else { break };
         loss = report.loss;
         times.push(report.times.total());
         parts.push(report.times);
@@ -143,15 +144,15 @@ fn input(args: &InputBenchArgs) -> Result<u8> {
     };
     let source: Arc<dyn Source> = Arc::new(Augmented::new(Arc::new(pictures), 1));
     let name = source.name().to_owned();
-    let threads = args.input_threads;
+    let (batch, threads) = (args.batch_size as usize, args.input_threads as usize);
     let spec = PipelineSpec {
         seed: 1,
         shuffle: true,
-        batch: args.batch_size,
+        batch,
         position: 0,
         stride: 1,
         threads,
-        depth: 2 * threads.max(1),
+        depth: 2 * threads,
     };
     let mut pipeline = InputPipeline::start(source, spec)?;
     let mut times = Vec::new();
@@ -164,10 +165,10 @@ fn input(args: &InputBenchArgs) -> Result<u8> {
         }
     }
     let total: Duration = times.iter().sum();
-    let rate = (times.len() * args.batch_size) as f64 / total.as_secs_f64().max(1e-9);
+    let rate = (times.len() * batch) as f64 / total.as_secs_f64().max(1e-9);
     if args.json {
         let result = json!({
-            "benchmark": "input", "data": name, "threads": threads, "batch_size": args.batch_size,
+            "benchmark": "input", "data": name, "threads": threads, "batch_size": batch,
             "batches": times.len(), "images_per_sec": rate,
         });
         return print(&format!("{result}\n"));

@@ -23,6 +23,21 @@ use crate::util::clock::{Clock, SystemClock};
 /// Evaluates the newest checkpoint, or each new one.
 pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let following = args.eval_interval_secs.filter(|_| args.run_once != Some(true));
+    let interval = following.map(interval).transpose()?;
+    if let Some(interval) = interval {
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())
+                .context("cannot listen to signals")?;
+        }
+        // The job to follow may not have begun.
+        while !args.train_dir.join(setup::RUN_FILE).exists() {
+            if !wait(interval, &*clock, &stop) {
+                return Ok(0);
+            }
+        }
+    }
     let mut config = setup::of_run(&args.train_dir)?.config;
     if let Some(dir) = &args.data_dir {
         config.data.dir = dir.to_string_lossy().into_owned();
@@ -47,18 +62,11 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
         }
         None => None,
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    if args.eval_interval_secs.is_some() {
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register(signal, stop.clone())
-                .context("cannot listen to signals")?;
-        }
-    }
 
     let mut seen = None;
     loop {
         match newest(&args.train_dir)? {
-            None if args.eval_interval_secs.is_none() => {
+            None if interval.is_none() => {
                 let dir = args.train_dir.display();
                 return Err(
                     Usage(format!("no checkpoint found in {dir}; has the run saved one?")).into()
@@ -86,19 +94,31 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
             }
             _ => {}
         }
-        let interval = args.eval_interval_secs.filter(|_| args.run_once != Some(true));
         let Some(interval) = interval else { return Ok(0) };
-        if args.until_step.is_some_and(|until| seen >= Some(until)) {
+        let reached = args.until_step.is_some_and(|until| seen >= Some(until));
+        if reached || !wait(interval, &*clock, &stop) {
             return Ok(0);
         }
-        let until = clock.monotonic() + Duration::from_secs_f64(interval.clamp(0.1, 86_400.0));
-        while clock.monotonic() < until {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(0);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
     }
+}
+
+/// Between a tenth of a second and a day.
+fn interval(secs: f64) -> Result<Duration> {
+    let wrong = |error| Usage(format!("--eval-interval-secs {secs}: {error}"));
+    let interval = Duration::try_from_secs_f64(secs).map_err(wrong)?;
+    Ok(interval.clamp(Duration::from_millis(100), Duration::from_secs(86_400)))
+}
+
+/// Waits; `false` as soon as it shall stop.
+fn wait(interval: Duration, clock: &dyn Clock, stop: &AtomicBool) -> bool {
+    let until = clock.monotonic() + interval;
+    while clock.monotonic() < until {
+        if stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
 }
 
 /// The newest checkpoint of a run that can be read, and its metadata.

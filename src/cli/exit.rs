@@ -22,19 +22,40 @@ const BROKEN_PIPE: u8 = 141;
 #[error("{0}")]
 pub(super) struct Usage(pub(super) String);
 
+/// A run that was asked to go on as another one. Exit code 8.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Refused(pub(super) String);
+
 /// Prints the chain of causes once, on one line, and picks the exit code.
 pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
     let code = code(error);
     if code != BROKEN_PIPE {
-        output::complain(&format!("error: {error:#}"));
+        output::complain(&format!("error: {}", chain(error)));
     }
     ExitCode::from(code)
+}
+
+/// The causes, outermost first, without those that the one before has told already.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<Usage>() || cause.is::<GraphError>() {
             return USAGE;
+        }
+        if cause.is::<Refused>() {
+            return 8;
         }
         if cause.is::<DataError>() {
             return 3;

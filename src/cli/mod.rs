@@ -14,8 +14,11 @@ mod train;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser};
+use signal_hook::consts::signal::SIGXFSZ;
 
 use self::args::{Cli, Command};
 
@@ -26,10 +29,16 @@ pub fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    match dispatch(cli.command) {
+    match fail_beyond_size_limits().and_then(|()| dispatch(cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => exit::fail(&error),
     }
+}
+
+/// Lets a write beyond `ulimit -f` fail, which is told, where the signal would end the process without a word.
+fn fail_beyond_size_limits() -> anyhow::Result<()> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("cannot listen to SIGXFSZ")?;
+    Ok(())
 }
 
 fn dispatch(command: Command) -> anyhow::Result<u8> {

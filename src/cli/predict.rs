@@ -22,6 +22,9 @@ use crate::train::{Evaluator, Weights};
 pub(super) fn predict(args: &PredictArgs) -> Result<u8> {
     let config = setup::of_run(&args.train_dir)?.config;
     let model = setup::model(&config);
+    if model.classes().is_none() {
+        return Err(Usage(format!("model {} has no classes to predict", model.name())).into());
+    }
     let Some((state, metadata)) = newest(&args.train_dir)? else {
         let text = format!("no checkpoint found in {}", args.train_dir.display());
         return Err(Usage(text).into());

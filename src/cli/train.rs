@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use anyhow::{Context, Result};
-use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::args::{Output, TrainArgs};
-use super::exit::Usage;
+use super::exit::{Refused, Usage};
 use super::output::{Console, note, print};
 use super::setup;
 use crate::config::{
-    Layers, LearningRateConfig, Resolved, RunConfig, TowerDevices, differences, run_yaml,
+    Layers, LearningRateConfig, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml,
 };
 use crate::data::{Source, Split};
 use crate::device::DeviceError;
@@ -38,14 +37,26 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let mut resolved = layered(Layers::new(recipe), file, args)?.resolve()?;
     let dir = Path::new(&resolved.config.train.dir).to_owned();
-    let before = args.resume.then(|| setup::of_run(&dir)).and_then(Result::ok);
+    let before = match args.resume && dir.join(setup::RUN_FILE).exists() {
+        true => Some(setup::of_run(&dir)?),
+        false => None,
+    };
     if let Some(before) = &before {
-        resolved = layered(base(recipe, true, &resolved.config)?, file, args)?.resolve()?;
+        let model = before.config.model.name;
+        if recipe.is_some_and(|recipe| recipe != model.name()) {
+            let text = format!(
+                "{} holds a run of model {model}; choose another --train-dir",
+                dir.display()
+            );
+            return Err(Refused(text).into());
+        }
+        let beneath = setup::with_file(Layers::new(recipe), &dir.join(setup::RUN_FILE))?;
+        resolved = layered(beneath, file, args)?.resolve()?;
         for (key, old, new) in differences(&before.config, &resolved.config) {
             note(&format!("resuming with a changed setting: {key} was {old}, is {new}"));
         }
     }
-    place_towers(&mut resolved, recipe, file, args, before.is_some())?;
+    place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
     let config = &resolved.config;
 
     let model = setup::model(config);
@@ -56,20 +67,24 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         _ => OpenMode::New,
     };
     let source = setup::training_source(config)?;
+    let held_out = match config.train.eval_every {
+        Some(every) => Some((every, held_out(config)?)),
+        None => None,
+    };
     let train_dir = TrainDir::open(&dir, mode)?;
     let start = if args.resume { load_start(train_dir.path(), &compiled)? } else { None };
     let from = start.as_ref().map(|(state, position)| (state, *position));
     let start_step = from.map_or(0, |(state, _)| state.global_step);
     let mut assembly = assemble(config, &compiled, &source, from, &clock)?;
 
-    let head = header(config, &compiled, &*source, &assembly);
+    let mut heading = header(config, &compiled, &*source, &assembly);
+    if args.log_device_placement == Some(true) {
+        heading += &placement(&compiled, &assembly);
+    }
     match args.output {
         // Nothing but objects on stdout.
-        Output::Json => note(head.trim_end()),
-        Output::Tutorial | Output::Benchmark => _ = print(&head)?,
-    }
-    if args.log_device_placement == Some(true) {
-        print(&placement(&compiled, &assembly))?;
+        Output::Json => note(heading.trim_end()),
+        Output::Tutorial | Output::Benchmark => _ = print(&heading)?,
     }
     if start_step >= config.train.max_steps {
         note(&format!(
@@ -79,6 +94,9 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         return Ok(0);
     }
 
+    if args.overwrite {
+        train_dir.clear()?;
+    }
     let yaml = dir.join(setup::RUN_FILE);
     write_atomic(&yaml, |file| std::io::Write::write_all(file, run_yaml(&resolved).as_bytes()))?;
     let retention = Retention {
@@ -90,10 +108,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         Box::new(LogHook::new(config.train.log_every, start_step)),
         Box::new(SummaryHook::new(config.train.summary_every, start_step)),
     ];
-    if let Some(every) = config.train.eval_every {
-        let Some(held_out) = setup::evaluation_source(config, Split::Test)? else {
-            return Err(Usage(format!("--eval-every: {} has no classes", config.model.name)).into());
-        };
+    if let Some((every, held_out)) = held_out {
         let evaluator = Evaluator::new(&*model, &*assembly.host, config.data.batch_size)?;
         hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
     }
@@ -113,7 +128,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         Console::new(args.output, clock.clone(), start_step, max_steps, source.classes().to_vec());
     let reports: Vec<Box<dyn Report>> = vec![
         Box::new(console),
-        Box::new(MetricsReport::new(MetricsWriter::open(&dir)?, clock.clone())),
+        Box::new(MetricsReport::new(MetricsWriter::open(&dir)?, start_step, clock.clone())?),
         Box::new(EventsReport::new(events, model.features())),
     ];
 
@@ -134,6 +149,12 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     })
 }
 
+fn held_out(config: &RunConfig) -> Result<Arc<dyn Source>> {
+    let source = setup::evaluation_source(config, Split::Test)?;
+    let none = || Usage(format!("--eval-every: model {} has no classes", config.model.name));
+    Ok(source.ok_or_else(none)?)
+}
+
 fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<Layers> {
     if let Some(path) = file {
         layers = setup::with_file(layers, path)?;
@@ -142,13 +163,7 @@ fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<
 }
 
 /// Answers a request for GPUs: an error, or CPU towers where that is allowed.
-fn place_towers(
-    resolved: &mut Resolved,
-    recipe: Option<&str>,
-    file: Option<&Path>,
-    args: &TrainArgs,
-    resumed: bool,
-) -> Result<()> {
+fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
     let TowerDevices::Gpus(asked) = resolved.config.towers.devices else { return Ok(()) };
     let reason = match cuda::probe().gpus {
         Ok(gpus) => {
@@ -156,7 +171,7 @@ fn place_towers(
         }
         Err(reason) => format!("none is visible: {reason}"),
     };
-    if args.allow_soft_placement != Some(true) {
+    if !allowed {
         return Err(DeviceError::Absent {
             asked: format!("{asked} GPUs were asked for"),
             reason: format!(
@@ -168,18 +183,11 @@ fn place_towers(
     note(&format!(
         "WARNING: --allow-soft-placement: {asked} GPU towers run on the CPU, since {reason}"
     ));
-    let layers = layered(base(recipe, resumed, &resolved.config)?, file, args)?;
-    *resolved = layers.flag("--allow-soft-placement", "towers.cpus", json!(asked)).resolve()?;
+    resolved.config.towers.devices = TowerDevices::Cpus(asked);
+    resolved.origins.remove("towers.gpus");
+    let flag = Origin::Flag("--allow-soft-placement".to_owned());
+    resolved.origins.insert("towers.cpus".to_owned(), flag);
     Ok(())
-}
-
-/// The settings beneath file and flags: the recipe's, and those of the run that is resumed.
-fn base(recipe: Option<&str>, resumed: bool, config: &RunConfig) -> Result<Layers> {
-    let layers = Layers::new(recipe);
-    match resumed {
-        true => setup::with_file(layers, &Path::new(&config.train.dir).join(setup::RUN_FILE)),
-        false => Ok(layers),
-    }
 }
 
 /// The newest checkpoint of a run that is resumed, and how many examples it had consumed.

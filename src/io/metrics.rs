@@ -1,10 +1,11 @@
 //! [`MetricsWriter`]: `metrics.jsonl`, one JSON object a line.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::IoError;
 
@@ -37,6 +38,19 @@ impl MetricsWriter {
         let length = whole_lines(&mut file).map_err(IoError::io(&path, "read"))?;
         file.set_len(length).map_err(IoError::io(&path, "truncate"))?;
         Ok(Self { path, file, length })
+    }
+
+    /// Cuts the file off at the first row that a resumed run `repeats`. What is no JSON stays.
+    ///
+    /// # Errors
+    /// Where the file cannot be read or cut.
+    pub fn cut(&mut self, repeats: impl Fn(&Value) -> bool) -> Result<(), IoError> {
+        let first = first_row(&mut self.file, repeats).map_err(IoError::io(&self.path, "read"))?;
+        if let Some(length) = first {
+            self.file.set_len(length).map_err(IoError::io(&self.path, "truncate"))?;
+            self.length = length;
+        }
+        Ok(())
     }
 
     /// Appends `row` as one line.
@@ -72,6 +86,21 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
         end = start;
     }
     Ok(0)
+}
+
+/// Where the first row of a kind begins.
+fn first_row(file: &mut File, wanted: impl Fn(&Value) -> bool) -> std::io::Result<Option<u64>> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut rows = BufReader::new(file);
+    let (mut start, mut line) = (0, Vec::new());
+    while rows.read_until(b'\n', &mut line)? > 0 {
+        if serde_json::from_slice(&line).is_ok_and(|row| wanted(&row)) {
+            return Ok(Some(start));
+        }
+        start += line.len() as u64;
+        line.clear();
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -113,6 +142,21 @@ mod tests {
             MetricsWriter::open(dir.path()).unwrap().write(&json!({})).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), after);
         }
+    }
+
+    #[test]
+    fn rows_are_cut_from_the_first_that_repeats() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        fs::write(&path, "{\"a\":1}\nnot json\n{\"a\":2}\n{\"a\":3}\n{\"a\":1}\n").unwrap();
+        let mut metrics = MetricsWriter::open(dir.path()).unwrap();
+        metrics.cut(|row| row["a"] == 4).unwrap();
+        metrics.cut(|row| row["a"] == 3).unwrap();
+        metrics.write(&json!({ "a": 5 })).unwrap();
+        let left = fs::read_to_string(&path).unwrap();
+        assert_eq!(left, "{\"a\":1}\nnot json\n{\"a\":2}\n{\"a\":5}\n");
+        metrics.cut(|_| true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
     }
 
     #[test]

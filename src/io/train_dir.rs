@@ -18,7 +18,7 @@ pub enum OpenMode {
     New,
     /// Go on with it. Without a checkpoint the caller starts anew.
     Resume,
-    /// Remove its files.
+    /// Make room for a new one, by [`TrainDir::clear`] as soon as that is sure to start.
     Overwrite,
 }
 
@@ -31,8 +31,7 @@ pub struct TrainDir {
 }
 
 impl TrainDir {
-    /// Creates the directory where needed, locks it, and deals with an earlier run by `mode`. Overwriting
-    /// removes only files this program writes, never a directory.
+    /// Creates the directory where needed, locks it, and refuses an earlier run with [`OpenMode::New`].
     ///
     /// # Errors
     /// [`IoError::NotADirectory`], [`IoError::InUse`], [`IoError::Exists`] (only with [`OpenMode::New`]),
@@ -47,10 +46,17 @@ impl TrainDir {
             OpenMode::New if any_file(path, tells_of_a_run)? => {
                 return Err(IoError::Exists { path: path.to_owned() });
             }
-            OpenMode::New | OpenMode::Resume => {}
-            OpenMode::Overwrite => remove_run(path)?,
+            OpenMode::New | OpenMode::Resume | OpenMode::Overwrite => {}
         }
         Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Removes the files of an earlier run: only those this program writes, never a directory.
+    ///
+    /// # Errors
+    /// Where the directory cannot be listed or a file cannot be removed.
+    pub fn clear(&self) -> Result<(), IoError> {
+        remove_run(&self.path)
     }
 
     /// The directory.
@@ -225,7 +231,7 @@ mod tests {
         let inner = dir.path().join("events.out.tfevents.dir");
         fs::create_dir(&inner).unwrap();
         fill(&inner, &["checkpoint"]);
-        TrainDir::open(dir.path(), OpenMode::Overwrite).unwrap();
+        TrainDir::open(dir.path(), OpenMode::Overwrite).unwrap().clear().unwrap();
         let mut left = vec![".lock", "a.tmp", "events.out.tfevents.dir"];
         left.extend(&foreign[..3]);
         assert_eq!(names(dir.path()), left);
@@ -239,7 +245,7 @@ mod tests {
         let target = tempfile::tempdir().unwrap();
         fill(target.path(), &["metrics.jsonl"]);
         std::os::unix::fs::symlink(target.path(), dir.path().join("checkpoint")).unwrap();
-        TrainDir::open(dir.path(), OpenMode::Overwrite).unwrap();
+        TrainDir::open(dir.path(), OpenMode::Overwrite).unwrap().clear().unwrap();
         assert_eq!(names(dir.path()), [".lock"]);
         assert_eq!(names(target.path()), ["metrics.jsonl"]);
     }

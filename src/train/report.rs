@@ -71,9 +71,15 @@ pub struct MetricsReport {
 }
 
 impl MetricsReport {
-    /// Appends to `writer`.
-    pub fn new(writer: MetricsWriter, clock: Arc<dyn Clock>) -> Self {
-        Self { writer, clock }
+    /// Appends to `writer`, without the rows that a run from step `start` on writes again.
+    pub fn new(mut writer: MetricsWriter, start: u64, clock: Arc<dyn Clock>) -> Result<Self> {
+        writer.cut(|row| match row["step"].as_u64() {
+            // The row of a step has the number of updates before it, that of an evaluation after it.
+            Some(step) if row["kind"] == "evaluation" => step > start,
+            Some(step) => step >= start,
+            None => false,
+        })?;
+        Ok(Self { writer, clock })
     }
 }
 

@@ -103,12 +103,12 @@ pub fn assemble(
             .enumerate()
             .map(|(i, (tower, store))| {
                 let position = position + (i * config.data.batch_size) as u64;
-                build.trainer(vec![tower], Box::new(store), position, n_towers as u64)
+                build.trainer(vec![tower], i, Box::new(store), position, n_towers as u64)
             })
             .collect::<Result<Vec<_>>>()?;
         (trainers, "shared on the CPU, updated by each tower on its own", "none")
     } else {
-        let trainer = build.trainer(towers, Box::new(store), position, 1)?;
+        let trainer = build.trainer(towers, 0, Box::new(store), position, 1)?;
         let reducer = trainer.reducer.name();
         let store =
             if own_copies { "replicated, one copy per tower" } else { "one copy on the CPU" };
@@ -138,6 +138,7 @@ impl Build<'_> {
     fn trainer(
         &self,
         towers: Vec<LocalTower>,
+        first_tower: usize,
         store: Box<dyn VariableStore>,
         position: u64,
         stride: u64,
@@ -183,6 +184,7 @@ impl Build<'_> {
             clock: self.clock.clone(),
             input,
             towers: towers.into_iter().map(|tower| Box::new(tower) as Box<dyn Tower>).collect(),
+            first_tower,
             reducer,
             store,
             table,

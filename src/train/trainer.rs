@@ -19,6 +19,8 @@ pub struct Trainer {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) input: InputPipeline,
     pub(super) towers: Vec<Box<dyn Tower>>,
+    /// The number of the first of them among all of the run.
+    pub(super) first_tower: usize,
     pub(super) reducer: Box<dyn GradientReducer>,
     pub(super) store: Box<dyn VariableStore>,
     pub(super) table: Arc<VarTable>,
@@ -137,7 +139,7 @@ impl Trainer {
             for ((into, batch), losses) in micro_batches {
                 tower
                     .gradients(pulled.replica(i), batch, observe && i == 0, into, losses)
-                    .with_context(|| format!("tower_{i}"))?;
+                    .with_context(|| format!("tower_{}", self.first_tower + i))?;
             }
             Ok(())
         };
@@ -169,6 +171,7 @@ impl Trainer {
                 .or(first_non_finite(&self.table, &self.grads[micro], "/gradients")?)
                 .unwrap_or_else(|| self.loss_names[0].clone());
             let loss = self.losses[micro * n_losses];
+            let tower = self.first_tower + tower;
             return Err(Diverged { loss, step, tower, tensor }.into());
         }
         for (i, mean) in self.mean_losses.iter_mut().enumerate() {

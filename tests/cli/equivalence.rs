@@ -1,0 +1,85 @@
+//! Ways to compute the same steps give the same bits.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use crate::support::{SMALL, Space, same};
+
+const STEPS: u64 = 5;
+
+/// Trains by each of `ways` and compares the last checkpoints with the first's.
+#[track_caller]
+fn all_same(ways: &[&str]) {
+    let space = Space::new();
+    for (i, way) in ways.iter().enumerate() {
+        space.ok(&format!("{SMALL} --max-steps {STEPS} --train-dir run{i} {way}"));
+        same(&space.checkpoint("run0", STEPS), &space.checkpoint(&format!("run{i}"), STEPS));
+    }
+}
+
+#[test]
+fn four_towers_are_four_micro_batches_are_four_replicas() {
+    all_same(&[
+        "--batch-size=4 --accumulate 4",
+        "--batch-size=4 --num-towers 4",
+        "--batch-size=4 --num-towers 4 --variables replicated",
+        "--batch-size=4 --num-towers 2 --accumulate 2",
+        "--batch-size=4 --num-gpus 4 --allow-soft-placement",
+    ]);
+}
+
+#[test]
+fn three_towers_are_three_micro_batches() {
+    all_same(&["--accumulate 3", "--num-towers 3", "--num-towers 3 --variables replicated"]);
+}
+
+#[test]
+fn threads_do_not_matter() {
+    all_same(&[
+        "--threads 1",
+        "--threads 2",
+        "--threads 3 --input-threads 3",
+        "--threads 1 --input-threads 2",
+    ]);
+}
+
+#[test]
+fn watching_does_not_change_what_is_learned() {
+    let space = Space::new();
+    space.pictures("pictures", 4, 10);
+    let run = "cifar10 --data-dir pictures --batch-size 4 --max-steps 6 --log-every 1";
+    space.ok(&format!("{run} --train-dir plain --summary-every 0"));
+    space.ok(&format!("{run} --train-dir watched --summary-every 1 --save-steps 2 --eval-every 2"));
+    same(&space.checkpoint("plain", 6), &space.checkpoint("watched", 6));
+    assert_eq!(space.steps("watched", "evaluation"), [2, 2, 4, 4, 6, 6]);
+    assert_eq!(space.checkpoints("watched"), [2, 4, 6]);
+}
+
+#[test]
+fn the_seed_does_matter() {
+    let space = Space::new();
+    for seed in [1, 2] {
+        space.ok(&format!("line-fit --max-steps 1 --train-dir {seed} --seed {seed}"));
+    }
+    let first = |run| space.checkpoint(run, 1).tensors[0].1.as_f32().unwrap().to_owned();
+    assert_ne!(first("1"), first("2"));
+}
+
+#[test]
+fn asynchronous_towers_end_at_the_last_step() {
+    let space = Space::new();
+    for towers in [2, 3] {
+        let run = format!("async{towers}");
+        space.ok(&format!(
+            "{SMALL} --async-towers --num-towers {towers} --max-steps 11 --log-every 1 --train-dir {run}"
+        ));
+        assert_eq!(space.checkpoints(&run), [11]);
+        let snapshot = space.checkpoint(&run, 11);
+        for (name, tensor) in &snapshot.tensors {
+            assert!(tensor.as_f32().unwrap().iter().all(|v| v.is_finite()), "{name}");
+        }
+        let rows = space.rows(&run, "step");
+        assert!(!rows.is_empty() && rows.iter().all(|row| row["loss"].as_f64().is_some()));
+        assert!(space.steps(&run, "step").is_sorted_by(|a, b| a < b));
+        space.ok(&format!("{SMALL} --max-steps 15 --train-dir {run} --resume"));
+        assert_eq!(space.checkpoint(&run, 15).global_step, 15);
+    }
+}

@@ -1,0 +1,8 @@
+//! The program as its users run it: the built binary, its lines, files and exit codes.
+
+mod equivalence;
+mod eval;
+mod refusals;
+mod resume;
+mod runs;
+mod support;
