@@ -61,6 +61,10 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
 
     let model = setup::model(config);
     let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
+    if config.train.eval_every.is_some() && model.classes().is_none() {
+        let text = format!("--eval-every: model {} has no classes", config.model.name);
+        return Err(Usage(text).into());
+    }
     let mode = match (args.resume, args.overwrite) {
         (true, _) => OpenMode::Resume,
         (_, true) => OpenMode::Overwrite,
@@ -70,7 +74,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     let train_dir = TrainDir::open(&dir, mode)?;
     let source = setup::training_source(config)?;
     let held_out = match config.train.eval_every {
-        Some(every) => Some((every, held_out(config)?)),
+        Some(every) => setup::evaluation_source(config, Split::Test)?.map(|source| (every, source)),
         None => None,
     };
     let start = if args.resume { load_start(train_dir.path(), &compiled)? } else { None };
@@ -149,12 +153,6 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         Outcome::Interrupted(signal) => 128 + signal as u8,
         Outcome::Finished | Outcome::Failed => 0,
     })
-}
-
-fn held_out(config: &RunConfig) -> Result<Arc<dyn Source>> {
-    let source = setup::evaluation_source(config, Split::Test)?;
-    let none = || Usage(format!("--eval-every: model {} has no classes", config.model.name));
-    Ok(source.ok_or_else(none)?)
 }
 
 fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<Layers> {
