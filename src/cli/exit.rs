@@ -31,7 +31,7 @@ pub(super) struct Refused(pub(super) String);
 pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
     let code = code(error);
     if code != BROKEN_PIPE {
-        output::complain(&format!("error: {}", chain(error)));
+        output::note(&format!("error: {}", chain(error)));
     }
     ExitCode::from(code)
 }

@@ -1,12 +1,15 @@
 //! Everything that is printed: lines on stdout, diagnostics and progress on stderr.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::tz::TimeZone;
+use signal_hook::consts::SIGPIPE;
 
 use super::args::Output;
 use crate::train::{Evaluation, Happening, Line, Report, StepReport, Weights};
@@ -21,14 +24,15 @@ pub(super) fn print(text: &str) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes a line to stderr; there is nobody to tell when that fails.
-pub(super) fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+/// Whether a reader of our output went away.
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    kinds.any(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// A line for the user that is no result.
+/// Writes a line to stderr: what is no result. There is nobody to tell when that fails.
 pub(super) fn note(text: &str) {
-    complain(text);
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// A progress bar for a download; hidden when stderr is no terminal.
@@ -65,38 +69,46 @@ pub(super) struct Console {
     clock: Arc<dyn Clock>,
     bar: ProgressBar,
     classes: Vec<String>,
+    /// Asks the supervisor to end the run.
+    signal: Arc<AtomicUsize>,
     /// Step times so far, kept for the benchmark's lines only.
     times: Vec<Duration>,
     examples: usize,
 }
 
 impl Console {
-    /// For a run from step `start` to `max_steps`.
+    /// For a run of these steps.
     pub(super) fn new(
         format: Output,
         clock: Arc<dyn Clock>,
-        start: u64,
-        max_steps: u64,
+        steps: Range<u64>,
         classes: Vec<String>,
+        signal: Arc<AtomicUsize>,
     ) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(max_steps), target());
+        let bar = ProgressBar::with_draw_target(Some(steps.end), target());
         let template = "[{elapsed_precise}] {bar:30} step {pos}/{len} (eta {eta})";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        bar.set_position(start);
+        bar.set_position(steps.start);
         bar.reset_eta();
-        Self { format, clock, bar, classes, times: Vec::new(), examples: 0 }
+        Self { format, clock, bar, classes, signal, times: Vec::new(), examples: 0 }
     }
 
     fn say(&self, line: &str) -> Result<()> {
-        self.bar.suspend(|| print(&format!("{line}\n")))?;
-        Ok(())
+        match self.bar.suspend(|| print(&format!("{line}\n"))) {
+            // The reader went away, as `head` does: the run ends as by a signal, and saves.
+            Err(error) if is_broken_pipe(&error) => {
+                self.signal.store(SIGPIPE as usize, Ordering::Relaxed);
+                Ok(())
+            }
+            result => result.map(|_| ()),
+        }
     }
 
     fn line(&self, line: &Line) -> Result<()> {
         match self.format {
-            Output::Json => self.say(&serde_json::to_string(line)?),
+            Output::Json => self.say(&object("step", line)?),
             Output::Benchmark => {
                 let speed = Speed::of(&self.times, self.examples);
                 self.say(&format!(
@@ -143,7 +155,7 @@ impl Report for Console {
             Happening::Step(report) => self.count(report),
             Happening::Line(line) => self.line(line)?,
             Happening::Evaluation(evaluation) if self.format == Output::Json => {
-                self.say(&serde_json::to_string(evaluation)?)?;
+                self.say(&object("evaluation", evaluation)?)?;
             }
             Happening::Evaluation(evaluation) => {
                 self.say(&precision_line(evaluation, self.clock.wall()))?;
@@ -157,6 +169,13 @@ impl Report for Console {
         }
         Ok(())
     }
+}
+
+/// One JSON object that says what it is.
+fn object(kind: &str, values: &impl serde::Serialize) -> Result<String> {
+    let mut object = serde_json::to_value(values)?;
+    object["kind"] = kind.into();
+    Ok(object.to_string())
 }
 
 /// `<time>: precision @ 1 = 0.765 (top 5 0.981, 10000 examples, averaged weights, step 5000)`.

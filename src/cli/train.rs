@@ -61,17 +61,22 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
 
     let model = setup::model(config);
     let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
+    if config.train.eval_every.is_some() && model.classes().is_none() {
+        let text = format!("--eval-every: model {} has no classes", config.model.name);
+        return Err(Usage(text).into());
+    }
     let mode = match (args.resume, args.overwrite) {
         (true, _) => OpenMode::Resume,
         (_, true) => OpenMode::Overwrite,
         _ => OpenMode::New,
     };
+    // The directory first: nothing is read or fetched for a run that may not start.
+    let train_dir = TrainDir::open(&dir, mode)?;
     let source = setup::training_source(config)?;
     let held_out = match config.train.eval_every {
-        Some(every) => Some((every, held_out(config)?)),
+        Some(every) => setup::evaluation_source(config, Split::Test)?.map(|source| (every, source)),
         None => None,
     };
-    let train_dir = TrainDir::open(&dir, mode)?;
     let start = if args.resume { load_start(train_dir.path(), &compiled)? } else { None };
     let from = start.as_ref().map(|(state, position)| (state, *position));
     let start_step = from.map_or(0, |(state, _)| state.global_step);
@@ -124,15 +129,16 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     let mut events = EventWriter::create(&dir, &host, clock.clone())?;
     events.session_start(start_step)?;
     let max_steps = config.train.max_steps;
+    let signal = signals()?;
+    let classes = source.classes().to_vec();
     let console =
-        Console::new(args.output, clock.clone(), start_step, max_steps, source.classes().to_vec());
+        Console::new(args.output, clock.clone(), start_step..max_steps, classes, signal.clone());
     let reports: Vec<Box<dyn Report>> = vec![
         Box::new(console),
         Box::new(MetricsReport::new(MetricsWriter::open(&dir)?, start_step, clock.clone())?),
         Box::new(EventsReport::new(events, model.features())),
     ];
 
-    let signal = signals()?;
     let began = clock.monotonic();
     let supervisor = Supervisor { max_steps, hooks, reports, signal };
     let (outcome, trainers) = supervisor.run(std::mem::take(&mut assembly.trainers))?;
@@ -147,12 +153,6 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         Outcome::Interrupted(signal) => 128 + signal as u8,
         Outcome::Finished | Outcome::Failed => 0,
     })
-}
-
-fn held_out(config: &RunConfig) -> Result<Arc<dyn Source>> {
-    let source = setup::evaluation_source(config, Split::Test)?;
-    let none = || Usage(format!("--eval-every: model {} has no classes", config.model.name));
-    Ok(source.ok_or_else(none)?)
 }
 
 fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<Layers> {
