@@ -411,16 +411,16 @@ fn tower_means_add_in_a_fixed_tree() {
         let mean = |i: usize| inputs.iter().map(|s| f64::from(s[i])).sum::<f64>() / n as f64;
         let expected: Vec<f64> = (0..slabs[0].len()).map(mean).collect();
         check("mean of towers", &expected, 1e-6, |c, out| {
-            reduce::tree_mean(c, n, |i| inputs[i], out);
+            reduce::tree_sum(c, n, |i| inputs[i], 1.0 / n as f32, out);
         });
     }
     let ctx = Ctx { isa: Isa::detect(), threads: 1 };
     let [a, b, c, d, e] = [1.0f32, 1e-7, 3e-8, 6e-8, -1.0];
     let mut out = [0.0];
     let slabs = [[a], [b], [c], [d], [e]];
-    reduce::tree_mean(ctx, 5, |i| &slabs[i], &mut out);
+    reduce::tree_sum(ctx, 5, |i| &slabs[i], 1.0 / 5.0, &mut out);
     assert_eq!(out[0], (((a + b) + (c + d)) + e) * (1.0 / 5.0));
-    reduce::tree_mean(ctx, 1, |_| &[0.3], &mut out);
+    reduce::tree_sum(ctx, 1, |_| &[0.3], 1.0, &mut out);
     assert_eq!(out[0], 0.3);
 }
 

@@ -9,6 +9,7 @@ use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::graph::GraphError;
 use crate::io::IoError;
+use crate::rpc::RpcError;
 use crate::store::StoreError;
 use crate::train::{Diverged, NotFinite};
 
@@ -68,10 +69,14 @@ fn code(error: &anyhow::Error) -> u8 {
             Some(_) => return 7,
             None => {}
         }
+        if let Some(error) = cause.downcast_ref::<RpcError>() {
+            return error.code();
+        }
         match cause.downcast_ref::<StoreError>() {
             Some(StoreError::Missing { .. } | StoreError::Shape { .. }) => return 8,
             Some(StoreError::Device(_)) => return 9,
             Some(StoreError::Poisoned) => return 1,
+            Some(StoreError::Remote(_)) => continue,
             None => {}
         }
         if cause.is::<DeviceError>() {

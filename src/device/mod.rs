@@ -23,8 +23,8 @@ pub trait Device: Send + Sync {
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError>;
     /// Binds a program to this device: memory, kernels, threads.
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError>;
-    /// The mean of the inputs, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.
-    fn mean(&self, inputs: &[Slab], out: &mut Slab) -> Result<(), DeviceError>;
+    /// `scale` times the sum of the inputs, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.
+    fn sum(&self, inputs: &[Slab], scale: f32, out: &mut Slab) -> Result<(), DeviceError>;
     /// One optimizer step over whole slabs, and the moving averages after it.
     fn update(&self, update: Update, slabs: UpdateSlabs<'_>) -> Result<(), DeviceError>;
 }

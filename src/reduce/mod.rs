@@ -1,8 +1,14 @@
 //! Where gradients meet: reducers average slabs and know nothing of models.
 
+mod collective;
 mod cpu;
+mod exchange;
+mod link;
 
+pub use collective::{CollectiveMean, Topology};
 pub use cpu::CpuMean;
+pub use exchange::{Exchange, SEGMENT, direct, ring};
+pub use link::{Link, LocalLink};
 
 use crate::device::{DeviceError, Slab};
 
@@ -40,4 +46,22 @@ pub enum ReduceError {
     /// A device failed.
     #[error("averaging gradients")]
     Device(#[from] DeviceError),
+    /// A rank of the collective died or cannot be reached.
+    #[error("rank {rank} of the collective is gone; form a new one without it")]
+    PeerLost {
+        /// The rank that is gone, as far as is known the first of all.
+        rank: usize,
+    },
+    /// A rank sent a message of another length: it trains another model.
+    #[error(
+        "rank {rank} sent {found} floats in place of {expected}; give every task the same model"
+    )]
+    Length {
+        /// Who sent it.
+        rank: usize,
+        /// Floats that were due.
+        expected: usize,
+        /// Floats that came.
+        found: usize,
+    },
 }

@@ -1,5 +1,6 @@
 //! [`Peer`]: another task, connected, compared and watched.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::control::Identity;
 use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest};
-use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
+use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
 use super::{PROTOCOL, RpcError};
 use crate::cluster::TaskId;
 
@@ -182,9 +183,17 @@ impl Peer {
         })
     }
 
-    /// What a status of this peer means.
-    pub(super) fn error(&self, status: &tonic::Status) -> RpcError {
-        RpcError::from_status(&self.task, &self.address, status)
+    /// A call's answer, or why this peer is gone.
+    pub(super) async fn within<T>(
+        &self,
+        call: impl Future<Output = Result<T, tonic::Status>>,
+    ) -> Result<T, RpcError> {
+        tokio::select! {
+            answer = call => {
+                answer.map_err(|status| RpcError::from_status(&self.task, &self.address, &status))
+            }
+            error = self.ended() => Err(error),
+        }
     }
 
     /// Says good-bye: with `failure`, everybody shall stop with this exit code.
@@ -196,7 +205,8 @@ impl Peer {
             code: failure.map_or(0, |(_, code)| u32::from(code)),
         };
         // A peer that is gone needs no good-bye.
-        let said = ControlClient::new(self.channel.clone()).leave(request);
+        let mut control = ControlClient::new(self.channel.clone());
+        let said = control.leave(request);
         let _ = tokio::time::timeout(Duration::from_secs(2), said).await;
     }
 }

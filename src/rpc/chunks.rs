@@ -13,7 +13,10 @@ const CHUNK: usize = 1 << 18;
 const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian");
 
 /// The stream of a slab: one copy into shared memory, which the chunks are views of.
-pub(super) fn split(mut header: Header, floats: &[f32]) -> impl Stream<Item = Chunk> + Send + 'static {
+pub(super) fn split(
+    mut header: Header,
+    floats: &[f32],
+) -> impl Stream<Item = Chunk> + Send + use<> {
     header.floats = floats.len() as u64;
     let bytes = Bytes::copy_from_slice(bytemuck::cast_slice(floats));
     let pieces = floats.len().div_ceil(CHUNK).max(1);

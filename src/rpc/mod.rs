@@ -8,15 +8,19 @@ mod chunks;
 mod control;
 mod error;
 mod members;
+mod parameters;
+mod remote_store;
 mod runtime;
 mod server;
 
 pub use channel::{Peer, Timeouts};
 pub use control::Identity;
 pub use error::RpcError;
-pub use members::{Departure, Members};
+pub use members::{Departure, Failure, Members};
+pub use parameters::ParameterServer;
+pub use remote_store::RemoteStore;
 pub use runtime::Runtime;
-pub use server::{Server, Services};
+pub use server::{Server, Services, listen};
 
 /// The messages and services of `tftrain.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]

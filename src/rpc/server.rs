@@ -58,7 +58,7 @@ impl Server {
         let control = ControlServer::new(ControlService { identity: identity.clone(), members });
         let task = identity.task.clone();
         runtime.spawn(async move {
-            let (mut reporter, health) = tonic_health::server::health_reporter();
+            let (reporter, health) = tonic_health::server::health_reporter();
             reporter.set_serving::<ControlServer<ControlService>>().await;
             let router = tonic::transport::Server::builder()
                 .tcp_nodelay(true)

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use super::init::initialize;
-use super::{Applied, Pulled, State, StoreError, VariableStore};
+use super::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
 use crate::device::{Device, Slab, Update, UpdateSlabs};
 use crate::graph::VarTable;
 use crate::optim::{Schedule, UpdateRule, average_decay};
-use crate::tensor::HostTensor;
-
-const AVERAGE: &str = "ExponentialMovingAverage";
-const VELOCITY: &str = "Momentum";
 
 /// How a store starts and changes its variables.
 #[derive(Clone, Debug)]
@@ -27,7 +23,7 @@ pub struct StoreSettings {
 
 /// One master copy for all towers, or one per tower (`replicated`, or `independent` when gradients are not averaged).
 pub struct LocalStore {
-    table: Arc<VarTable>,
+    layout: StateLayout,
     settings: StoreSettings,
     /// Who applies updates to each master.
     devices: Vec<Arc<dyn Device>>,
@@ -67,28 +63,17 @@ impl LocalStore {
             }
             None => None,
         };
-        Ok(Self { table, settings, devices, masters, slots, averages, global_step: 0 })
+        let layout = StateLayout::new(table, &settings);
+        Ok(Self { layout, settings, devices, masters, slots, averages, global_step: 0 })
     }
-
-    /// The slabs that are saved, with the suffix of their tensors' names.
-    fn saved(&self) -> Vec<(Option<&'static str>, &Slab)> {
-        let mut saved = vec![(None, &self.masters[0])];
-        saved.extend(self.averages.iter().map(|slab| (Some(AVERAGE), slab)));
-        saved.extend(self.slots.first().map(|slab| (Some(VELOCITY), slab)));
-        saved
-    }
-}
-
-fn tensor_name(variable: &str, suffix: Option<&str>) -> String {
-    suffix.map_or_else(|| variable.to_owned(), |suffix| format!("{variable}/{suffix}"))
 }
 
 impl VariableStore for LocalStore {
     fn pull(&mut self) -> Result<Pulled<'_>, StoreError> {
-        Ok(Pulled { replicas: &self.masters })
+        Ok(Pulled::of(&self.masters))
     }
 
-    fn apply(&mut self, mean: &[Slab]) -> Result<Applied, StoreError> {
+    fn apply(&mut self, mean: &[Slab], _share: Contribution) -> Result<Applied, StoreError> {
         let rate = self.settings.schedule.rate(self.global_step);
         self.global_step += 1;
         let update = Update {
@@ -108,7 +93,7 @@ impl VariableStore for LocalStore {
             };
             self.devices[i].update(update, slabs)?;
         }
-        Ok(Applied { global_step: self.global_step, rate })
+        Ok(Applied { global_step: self.global_step, rate, loss: None })
     }
 
     fn global_step(&self) -> u64 {
@@ -116,73 +101,29 @@ impl VariableStore for LocalStore {
     }
 
     fn snapshot(&mut self) -> Result<State, StoreError> {
-        let mut state = State { global_step: self.global_step, tensors: Vec::new() };
-        for (suffix, slab) in self.saved() {
-            for row in self.table.rows() {
-                let mut values = vec![0.0; row.range().len()];
-                slab.read(row.range(), &mut values)?;
-                let tensor = HostTensor::f32(&row.shape, values).expect("the row tells its length");
-                state.tensors.push((tensor_name(&row.name, suffix), tensor));
-            }
+        let mut slabs = Vec::new();
+        let saved = [Some(&self.masters[0]), self.averages.as_ref(), self.slots.first()];
+        for slab in saved.into_iter().flatten() {
+            let mut values = vec![0.0; slab.len()];
+            slab.read(0..slab.len(), &mut values)?;
+            slabs.push(values);
         }
-        Ok(state)
+        Ok(self.layout.state(self.global_step, &slabs))
     }
 
     fn restore(&mut self, from: &State) -> Result<(), StoreError> {
         // Read everything before anything is changed.
-        let mut slabs = Vec::new();
-        for (suffix, _) in self.saved() {
-            slabs.push((suffix, read_slab(&self.table, from, suffix)?));
-        }
-        for (suffix, values) in slabs {
-            let targets: Vec<&mut Slab> = match suffix {
-                None => self.masters.iter_mut().collect(),
-                Some(AVERAGE) => self.averages.iter_mut().collect(),
-                Some(_) => self.slots.iter_mut().collect(),
+        let mut slabs = self.layout.slabs(from)?.into_iter();
+        let mut write = |targets: &mut [Slab]| {
+            let Some(values) = (!targets.is_empty()).then(|| slabs.next()).flatten() else {
+                return Ok(());
             };
-            for slab in targets {
-                slab.write(0..values.len(), &values)?;
-            }
-        }
+            targets.iter_mut().try_for_each(|slab| slab.write(0..values.len(), &values))
+        };
+        write(&mut self.masters)?;
+        write(self.averages.as_mut_slice())?;
+        write(&mut self.slots)?;
         self.global_step = from.global_step;
         Ok(())
-    }
-}
-
-/// The slab of a state's variables (`suffix` none), averages or slots.
-fn read_slab(table: &VarTable, from: &State, suffix: Option<&str>) -> Result<Vec<f32>, StoreError> {
-    let mut slab = vec![0.0; table.slab_len()];
-    for row in table.rows() {
-        let name = tensor_name(&row.name, suffix);
-        let Some(tensor) = from.find(&name) else {
-            let hint = match suffix {
-                None => "it was written by another model",
-                Some(AVERAGE) => "it was written without moving averages; set moving_average: off",
-                Some(_) => "it was written without momentum; use the optimizer it was trained with",
-            };
-            return Err(StoreError::Missing { name, hint });
-        };
-        match tensor.as_f32() {
-            Some(values) if tensor.shape() == row.shape => {
-                slab[row.range()].copy_from_slice(values);
-            }
-            _ => {
-                let (found, expected) = (tensor.shape(), row.shape.clone());
-                return Err(StoreError::Shape { name, found, expected });
-            }
-        }
-    }
-    Ok(slab)
-}
-
-impl State {
-    /// A slab of the variables, raw or averaged, for evaluation.
-    pub fn variables(&self, table: &VarTable, averaged: bool) -> Result<Vec<f32>, StoreError> {
-        read_slab(table, self, averaged.then_some(AVERAGE))
-    }
-
-    /// Whether moving averages were kept.
-    pub fn has_averages(&self, table: &VarTable) -> bool {
-        table.rows().iter().all(|row| self.find(&tensor_name(&row.name, Some(AVERAGE))).is_some())
     }
 }

@@ -1,9 +1,11 @@
 //! Where the parameters live and how they change.
 
 mod init;
+mod layout;
 mod local;
 mod shared;
 
+pub use layout::StateLayout;
 pub use local::{LocalStore, StoreSettings};
 pub use shared::SharedStore;
 
@@ -14,8 +16,9 @@ use crate::tensor::{HostTensor, Shape};
 pub trait VariableStore: Send {
     /// The variables as the towers shall see them in this step.
     fn pull(&mut self) -> Result<Pulled<'_>, StoreError>;
-    /// One optimizer step by the averaged gradient: one slab for all, or one per master.
-    fn apply(&mut self, mean: &[Slab]) -> Result<Applied, StoreError>;
+    /// One optimizer step by the averaged gradient: one slab for all, or one per master. `share` tells what is behind it,
+    /// where others contribute too.
+    fn apply(&mut self, mean: &[Slab], share: Contribution) -> Result<Applied, StoreError>;
     /// Updates so far.
     fn global_step(&self) -> u64;
     /// Everything a checkpoint must hold, under TensorFlow's names.
@@ -31,10 +34,24 @@ pub struct Pulled<'a> {
 }
 
 impl<'a> Pulled<'a> {
+    /// One slab for all towers, or one per tower; never none.
+    pub(crate) fn of(replicas: &'a [Slab]) -> Self {
+        Self { replicas }
+    }
+
     /// What tower `tower` reads.
     pub fn replica(&self, tower: usize) -> &'a Slab {
         &self.replicas[tower.min(self.replicas.len() - 1)]
     }
+}
+
+/// What is behind a gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Contribution {
+    /// Examples.
+    pub examples: usize,
+    /// Their mean loss.
+    pub loss: f64,
 }
 
 /// What an update did.
@@ -44,6 +61,8 @@ pub struct Applied {
     pub global_step: u64,
     /// The learning rate it used.
     pub rate: f64,
+    /// The mean loss of everybody whose gradients were in it; `None` where nobody else's could be.
+    pub loss: Option<f64>,
 }
 
 /// Variables, moving averages and slots by name, at one global step.
@@ -93,6 +112,9 @@ pub enum StoreError {
         /// In the model.
         expected: Shape,
     },
+    /// The variables are elsewhere and cannot be reached.
+    #[error("{0}")]
+    Remote(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Another thread died while it held the variables.
     #[error("a tower died while it updated the shared variables")]
     Poisoned,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Applied, LocalStore, Pulled, State, StoreError, VariableStore};
+use super::{Applied, Contribution, LocalStore, Pulled, State, StoreError, VariableStore};
 use crate::device::{Device, Slab};
 
 /// A tower's view of variables that other towers update meanwhile.
@@ -42,15 +42,15 @@ impl VariableStore for SharedStore {
         let mut store = lock(&self.shared)?;
         self.replica.copy_from(store.pull()?.replica(0))?;
         drop(store);
-        Ok(Pulled { replicas: std::slice::from_ref(&self.replica) })
+        Ok(Pulled::of(std::slice::from_ref(&self.replica)))
     }
 
-    fn apply(&mut self, mean: &[Slab]) -> Result<Applied, StoreError> {
+    fn apply(&mut self, mean: &[Slab], share: Contribution) -> Result<Applied, StoreError> {
         let mut store = lock(&self.shared)?;
         if store.global_step() >= self.max_steps {
-            return Ok(Applied { global_step: store.global_step(), rate: 0.0 });
+            return Ok(Applied { global_step: store.global_step(), rate: 0.0, loss: None });
         }
-        store.apply(mean)
+        store.apply(mean, share)
     }
 
     fn global_step(&self) -> u64 {

@@ -11,7 +11,7 @@ use crate::data::{Batch, InputPipeline};
 use crate::device::Slab;
 use crate::graph::VarTable;
 use crate::reduce::GradientReducer;
-use crate::store::{State, VariableStore};
+use crate::store::{Contribution, State, VariableStore};
 use crate::util::clock::Clock;
 
 /// Everything a step needs. In every mode the same; the mode decided what is plugged in.
@@ -45,7 +45,7 @@ pub struct StepReport {
     pub step: u64,
     /// The global step after it.
     pub global_step: u64,
-    /// The total loss, mean over all towers and micro-batches.
+    /// The total loss, mean over all towers, micro-batches and workers.
     pub loss: f64,
     /// The learning rate.
     pub rate: f64,
@@ -108,12 +108,14 @@ impl Trainer {
         let computed = self.clock.monotonic();
         self.reducer.reduce(&mut self.grads)?;
         let reduced = self.clock.monotonic();
-        let applied = self.store.apply(self.reducer.mean(&self.grads))?;
+        let share =
+            Contribution { examples: self.examples_per_step(), loss: self.mean_losses[0] };
+        let applied = self.store.apply(self.reducer.mean(&self.grads), share)?;
         let end = self.clock.monotonic();
         Ok(StepReport {
             step,
             global_step: applied.global_step,
-            loss: self.mean_losses[0],
+            loss: applied.loss.unwrap_or(self.mean_losses[0]),
             rate: applied.rate,
             examples: self.examples_per_step(),
             times: StepTimes {

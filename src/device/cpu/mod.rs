@@ -107,13 +107,13 @@ impl Device for CpuDevice {
         Ok(Box::new(Interpreter::new(program, self.ctx, self.pool.clone(), name)?))
     }
 
-    fn mean(&self, inputs: &[Slab], out: &mut Slab) -> Result<(), DeviceError> {
+    fn sum(&self, inputs: &[Slab], scale: f32, out: &mut Slab) -> Result<(), DeviceError> {
         for slab in inputs {
             self.host(slab)?;
         }
         let out = self.host_mut(out)?;
         let input = |i: usize| inputs[i].as_host().unwrap_or_default();
-        self.run(|| reduce::tree_mean(self.ctx, inputs.len(), input, out));
+        self.run(|| reduce::tree_sum(self.ctx, inputs.len(), input, scale, out));
         Ok(())
     }
 

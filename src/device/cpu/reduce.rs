@@ -140,21 +140,9 @@ pub fn column_sums(ctx: Ctx, columns: usize, x: &[f32], out: &mut [f32], scratch
     tree_sum(ctx, parts, |i| &partials[i * columns..][..columns], 1.0, out);
 }
 
-/// The mean of `n` slabs, added as a fixed binary tree by index: five are `((0 + 1) + (2 + 3)) + 4`.
-///
-/// Each element is then multiplied by `1 / n`; a single slab is copied. No slabs at all give zeros.
-pub fn tree_mean<'a>(
-    ctx: Ctx,
-    n: usize,
-    input: impl Fn(usize) -> &'a [f32] + Sync,
-    out: &mut [f32],
-) {
-    assert!((0..n).all(|i| input(i).len() == out.len()), "slabs of {} floats", out.len());
-    tree_sum(ctx, n, input, 1.0 / n.max(1) as f32, out);
-}
-
-/// `out = scale * sum of n slabs`, added as a fixed binary tree by index.
-pub(crate) fn tree_sum<'a>(
+/// `out = scale * sum of n slabs`, added as a fixed binary tree by index: five are `((0 + 1) + (2 + 3)) + 4`.
+/// No slabs at all give zeros.
+pub fn tree_sum<'a>(
     ctx: Ctx,
     n: usize,
     slab: impl Fn(usize) -> &'a [f32] + Sync,

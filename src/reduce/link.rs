@@ -1,0 +1,209 @@
+//! [`Link`]: how the ranks of a collective speak, and [`LocalLink`], the one inside a process.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::ReduceError;
+use crate::util::rng::{Purpose, Stream};
+
+/// What one rank of a collective sees of the others.
+///
+/// Messages between two ranks may overtake each other; the tag tells them apart and never repeats.
+pub trait Link: Send {
+    /// This rank, in `0..size`.
+    fn rank(&self) -> usize;
+    /// The number of ranks.
+    fn size(&self) -> usize;
+    /// Hands over a message. May wait while three of this rank's messages lie at the receiver, not before.
+    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError>;
+    /// Waits for the message with this tag and copies it.
+    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError>;
+}
+
+enum Message {
+    Chunk {
+        from: usize,
+        tag: u64,
+        chunk: Vec<f32>,
+    },
+    /// Rank `from` is gone because rank `cause` is, perhaps itself.
+    Gone {
+        from: usize,
+        cause: usize,
+    },
+}
+
+/// Ranks of one process, over channels; for tests.
+///
+/// A rank that is dropped is gone for all others. Who ends because of it passes its name on, so everybody learns
+/// which rank went first.
+pub struct LocalLink {
+    rank: usize,
+    peers: Vec<Sender<Message>>,
+    inbox: Receiver<Message>,
+    /// What came before it was asked for.
+    early: HashMap<(usize, u64), Vec<f32>>,
+    /// For each rank that is gone, the cause.
+    gone: HashMap<usize, usize>,
+    /// The first loss this rank met.
+    lost: Option<usize>,
+    /// Held back, to be sent in another order.
+    outbox: Vec<(usize, Message)>,
+    disorder: Option<Stream>,
+}
+
+impl LocalLink {
+    /// `n` ranks whose messages arrive in order.
+    pub fn world(n: usize) -> Vec<Self> {
+        Self::connect(n, |_| None)
+    }
+
+    /// `n` ranks whose messages are delayed and reordered: each is held back for as long as its sender does not wait
+    /// itself, then sent in any order. A function of the seed for each rank.
+    pub fn disorderly_world(n: usize, seed: u64) -> Vec<Self> {
+        Self::connect(n, |rank| Some(Stream::new(seed, Purpose::Test, rank as u64)))
+    }
+
+    fn connect(n: usize, disorder: impl Fn(usize) -> Option<Stream>) -> Vec<Self> {
+        let (peers, inboxes): (Vec<_>, Vec<_>) = (0..n).map(|_| channel()).unzip();
+        let link = |(rank, inbox)| Self {
+            rank,
+            peers: peers.clone(),
+            inbox,
+            early: HashMap::new(),
+            gone: HashMap::new(),
+            lost: None,
+            outbox: Vec::new(),
+            disorder: disorder(rank),
+        };
+        inboxes.into_iter().enumerate().map(link).collect()
+    }
+
+    /// Whether the receiver is gone, and why, is learned when something is awaited from it.
+    fn post(&self, to: usize, message: Message) {
+        if let Some(peer) = self.peers.get(to) {
+            peer.send(message).ok();
+        }
+    }
+
+    /// Sends one of the held messages, any of them.
+    fn post_one(&mut self) {
+        let held = self.outbox.len() as u32;
+        let pick = self.disorder.as_mut().map_or(0, |stream| stream.below(held) as usize);
+        let (to, message) = self.outbox.swap_remove(pick);
+        self.post(to, message);
+    }
+
+    /// Tosses whether messages are held back now.
+    fn holds(&mut self) -> bool {
+        self.disorder.as_mut().is_some_and(|stream| stream.below(2) == 0)
+    }
+
+    fn flush(&mut self) {
+        while !self.outbox.is_empty() {
+            self.post_one();
+        }
+    }
+
+    fn lose(&mut self, rank: usize) -> ReduceError {
+        ReduceError::PeerLost { rank: *self.lost.get_or_insert(rank) }
+    }
+}
+
+impl Link for LocalLink {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
+        let message = Message::Chunk { from: self.rank, tag, chunk: chunk.to_vec() };
+        self.outbox.push((to, message));
+        while !self.outbox.is_empty() && !self.holds() {
+            self.post_one();
+        }
+        Ok(())
+    }
+
+    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
+        self.flush();
+        loop {
+            if let Some(chunk) = self.early.remove(&(from, tag)) {
+                let (expected, found) = (into.len(), chunk.len());
+                if expected != found {
+                    return Err(ReduceError::Length { rank: from, expected, found });
+                }
+                into.copy_from_slice(&chunk);
+                return Ok(());
+            }
+            if let Some(&cause) = self.gone.get(&from) {
+                return Err(self.lose(cause));
+            }
+            match self.inbox.recv() {
+                Ok(Message::Chunk { from, tag, chunk }) => {
+                    self.early.insert((from, tag), chunk);
+                }
+                Ok(Message::Gone { from, cause }) => {
+                    self.gone.insert(from, cause);
+                }
+                Err(_) => return Err(self.lose(from)),
+            }
+        }
+    }
+}
+
+impl Drop for LocalLink {
+    fn drop(&mut self) {
+        self.flush();
+        let cause = self.lost.unwrap_or(self.rank);
+        for to in (0..self.peers.len()).filter(|&to| to != self.rank) {
+            self.post(to, Message::Gone { from: self.rank, cause });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart_by_their_tags() {
+        for mut world in [LocalLink::world(2), LocalLink::disorderly_world(2, 3)] {
+            let mut b = world.pop().unwrap();
+            let mut a = world.pop().unwrap();
+            let sender = std::thread::spawn(move || {
+                (0..40).for_each(|tag| a.send(1, tag, &[tag as f32]).unwrap());
+            });
+            for tag in (0..40).rev() {
+                let mut got = [0.0];
+                b.recv(0, tag, &mut got).unwrap();
+                assert_eq!(got, [tag as f32]);
+            }
+            sender.join().unwrap();
+            assert!(matches!(b.recv(0, 99, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+        }
+    }
+
+    #[test]
+    fn a_wrong_length_names_both() {
+        let mut world = LocalLink::world(2);
+        world[0].send(1, 7, &[1.0, 2.0]).unwrap();
+        let error = world[1].recv(0, 7, &mut [0.0]).unwrap_err();
+        let text = "rank 0 sent 2 floats in place of 1; give every task the same model";
+        assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn everybody_learns_who_went_first() {
+        let mut world = LocalLink::world(3);
+        let mut c = world.pop().unwrap();
+        let mut b = world.pop().unwrap();
+        drop(world);
+        assert!(matches!(b.recv(0, 0, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+        drop(b);
+        assert!(matches!(c.recv(1, 0, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+    }
+}

@@ -1,0 +1,351 @@
+//! [`ParameterServer`]: the Variables service over a [`Shard`].
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::chunks;
+use super::error::stopped;
+use super::members::{Departure, Failure, Members};
+use super::proto::variables_server::Variables;
+use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionRequest};
+use crate::cluster::TaskId;
+use crate::device::Slab;
+use crate::optim::Schedule;
+use crate::store::StoreSettings;
+use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version};
+
+/// The exit code of a run that lost too many workers.
+const PEER_LOST: u8 = 5;
+
+/// What one release tells a worker.
+#[derive(Clone, Copy, Debug, Default)]
+struct Released {
+    /// Counts releases, so that two of the same step differ.
+    number: u64,
+    step: u64,
+}
+
+/// A shard and who waits for it.
+struct Inner {
+    shard: Shard,
+    /// Losses of the gradients of the round at hand, with their examples; by slot.
+    losses: Vec<(f64, u64)>,
+    /// Mean loss of the last update.
+    loss: f64,
+    /// How each worker's departure was last acted upon.
+    seen: Vec<Option<Departure>>,
+}
+
+/// One ps task. A `std::sync::Mutex` guards the shard, since it is never held across a wait.
+pub struct ParameterServer {
+    inner: Mutex<Inner>,
+    /// Training tasks in global order: a worker's number is its place here.
+    workers: Vec<TaskId>,
+    releases: Vec<watch::Sender<Released>>,
+    version: watch::Sender<Option<Version>>,
+    members: Arc<Members>,
+    schedule: Schedule,
+    /// Whether averages and slots are kept.
+    averages: bool,
+    slots: bool,
+    synchronous: bool,
+}
+
+impl ParameterServer {
+    /// Serves `shard` to `workers`.
+    pub fn new(
+        shard: Shard,
+        synchronous: bool,
+        settings: &StoreSettings,
+        workers: Vec<TaskId>,
+        members: Arc<Members>,
+    ) -> Arc<Self> {
+        let seen = vec![None; workers.len()];
+        let inner = Inner { shard, losses: Vec::new(), loss: 0.0, seen };
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            releases: workers.iter().map(|_| watch::Sender::default()).collect(),
+            workers,
+            version: watch::Sender::new(None),
+            members,
+            schedule: settings.schedule.clone(),
+            averages: settings.moving_average.is_some(),
+            slots: settings.rule.momentum.is_some(),
+            synchronous,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What each worker's gradients came to.
+    pub fn tallies(&self) -> Vec<(TaskId, Tally)> {
+        self.workers.iter().cloned().zip(self.lock().shard.tallies()).collect()
+    }
+
+    /// Follows who comes and goes, until all workers are done or the run has failed.
+    pub async fn run(self: Arc<Self>) -> Option<Failure> {
+        let mut changes = self.members.subscribe();
+        loop {
+            if let Some(failure) = self.members.failure() {
+                return Some(failure);
+            }
+            let departures: Vec<Option<Departure>> =
+                self.workers.iter().map(|worker| self.members.departure(worker)).collect();
+            self.follow(&departures);
+            if departures.iter().all(|departure| *departure == Some(Departure::Done)) {
+                return None;
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Tells the rounds which workers have left or come back.
+    fn follow(&self, departures: &[Option<Departure>]) {
+        let mut inner = self.lock();
+        for (worker, departure) in departures.iter().enumerate() {
+            if inner.seen[worker] == *departure {
+                continue;
+            }
+            inner.seen[worker] = departure.clone();
+            match departure {
+                Some(Departure::Lost) => tracing::warn!("lost {}", self.workers[worker]),
+                Some(Departure::Done) => tracing::info!("{} is done", self.workers[worker]),
+                None => tracing::info!("{} is back", self.workers[worker]),
+            }
+            if !self.synchronous {
+                continue;
+            }
+            let effects = match departure {
+                Some(Departure::Lost) => inner.shard.leave(worker),
+                Some(Departure::Done) => inner.shard.finish(worker),
+                None => inner.shard.join(worker),
+            };
+            // Before the first values there are no rounds to leave.
+            if let Ok(effects) = effects {
+                self.carry_out(&mut inner, &effects);
+            }
+        }
+    }
+
+    /// Wakes whom the effects release, and sums up the losses of an update.
+    fn carry_out(&self, inner: &mut Inner, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::Apply { .. } => {
+                    let examples: u64 = inner.losses.iter().map(|(_, n)| n).sum();
+                    let sum: f64 = inner.losses.iter().map(|(loss, n)| loss * *n as f64).sum();
+                    inner.loss = sum / examples.max(1) as f64;
+                    inner.losses.clear();
+                }
+                Effect::Release { to, step } => {
+                    for worker in to {
+                        self.releases[*worker].send_modify(|released| {
+                            *released = Released { number: released.number + 1, step: *step };
+                        });
+                    }
+                }
+                Effect::TooFew { left, min } => self.members.fail(Failure {
+                    task: "ps".to_owned(),
+                    reason: format!("{left} workers are left, {min} are needed"),
+                    code: PEER_LOST,
+                }),
+                Effect::Drop { worker, why } => {
+                    tracing::info!("dropped a gradient of {}: {why}", self.workers[*worker]);
+                }
+                Effect::Keep { .. } | Effect::End => {}
+            }
+        }
+        self.version.send_replace(inner.shard.version());
+    }
+
+    fn worker(&self, task: &str) -> Result<usize, Status> {
+        let place = self.workers.iter().position(|worker| worker.to_string() == task);
+        place.ok_or_else(|| Status::permission_denied(format!("{task} is no worker of this cluster")))
+    }
+
+    /// Ends with the run's failure, when there is one.
+    async fn failed(&self) -> Status {
+        let mut changes = self.members.subscribe();
+        loop {
+            if let Some(Failure { task, reason, code }) = self.members.failure() {
+                return stopped(&task, code, &reason);
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
+    }
+
+    async fn push_gradient(&self, mut stream: Streaming<Chunk>) -> Result<PushReply, Status> {
+        let mut slab = self.lock().shard.lend().map_err(refusal)?;
+        let header = {
+            let floats = slab.as_host_mut();
+            let floats = floats.ok_or_else(|| Status::internal("a ps holds its slabs on the host"))?;
+            chunks::join(&mut stream, |_| Ok(floats)).await?
+        };
+        let worker = self.worker(&header.task)?;
+        let seen = Version { incarnation: header.incarnation, step: header.step };
+        if self.synchronous {
+            self.push_to_round(worker, seen, &header, slab).await
+        } else {
+            self.push_at_once(worker, seen, &header, slab)
+        }
+    }
+
+    fn push_at_once(
+        &self,
+        worker: usize,
+        seen: Version,
+        header: &Header,
+        slab: Slab,
+    ) -> Result<PushReply, Status> {
+        let mut inner = self.lock();
+        let pushed = inner.shard.push(worker, seen, slab).map_err(refusal)?;
+        self.version.send_replace(inner.shard.version());
+        Ok(match pushed {
+            Pushed::Applied(applied) => PushReply {
+                step: applied.global_step,
+                rate: applied.rate,
+                loss: header.loss,
+                dropped: false,
+            },
+            Pushed::Rejected { step, .. } => {
+                PushReply { step, rate: 0.0, loss: header.loss, dropped: true }
+            }
+        })
+    }
+
+    async fn push_to_round(
+        &self,
+        worker: usize,
+        seen: Version,
+        header: &Header,
+        slab: Slab,
+    ) -> Result<PushReply, Status> {
+        let mut release = self.releases[worker].subscribe();
+        release.mark_unchanged();
+        let dropped = {
+            let mut inner = self.lock();
+            let effects =
+                inner.shard.offer(worker, seen, header.examples, slab).map_err(refusal)?;
+            let dropped = effects.iter().any(|e| matches!(e, Effect::Drop { .. }));
+            if !dropped {
+                inner.losses.push((header.loss, header.examples));
+            }
+            self.carry_out(&mut inner, &effects);
+            dropped
+        };
+        tokio::select! {
+            changed = release.changed() => changed.map_err(|_| Status::unavailable("the ps ended"))?,
+            failure = self.failed() => return Err(failure),
+        }
+        let step = release.borrow().step;
+        let rate = self.schedule.rate(step.saturating_sub(1));
+        Ok(PushReply { step, rate, loss: self.lock().loss, dropped })
+    }
+}
+
+/// What a shard's refusal is on the wire.
+fn refusal(error: PsError) -> Status {
+    let text = error.to_string();
+    match error {
+        PsError::Initialized { .. } => Status::already_exists(text),
+        PsError::Empty | PsError::Incarnation { .. } => Status::unavailable(text),
+        PsError::Length { .. } | PsError::Missing { .. } | PsError::Mode { .. } => {
+            Status::failed_precondition(text)
+        }
+        PsError::Stranger { .. } => Status::permission_denied(text),
+        PsError::Device(_) => Status::internal(text),
+    }
+}
+
+/// Parameters, averages and slots as one row of floats, and back.
+fn flatten(state: ShardState) -> (u64, Vec<f32>) {
+    let mut floats = state.params;
+    floats.extend(state.averages.unwrap_or_default());
+    floats.extend(state.slots.unwrap_or_default());
+    (state.step, floats)
+}
+
+fn reply(version: Option<Version>) -> VersionReply {
+    let ready = version.is_some();
+    let Version { incarnation, step } = version.unwrap_or(Version { incarnation: 0, step: 0 });
+    VersionReply { ready, incarnation, step }
+}
+
+#[tonic::async_trait]
+impl Variables for Arc<ParameterServer> {
+    async fn version(
+        &self,
+        request: Request<VersionRequest>,
+    ) -> Result<Response<VersionReply>, Status> {
+        let mut version = self.version.subscribe();
+        if request.into_inner().wait {
+            tokio::select! {
+                ready = version.wait_for(Option::is_some) => {
+                    drop(ready.map_err(|_| Status::unavailable("the ps ended"))?);
+                }
+                failure = self.failed() => return Err(failure),
+            }
+        }
+        let now = *version.borrow();
+        Ok(Response::new(reply(now)))
+    }
+
+    async fn restore(
+        &self,
+        request: Request<Streaming<Chunk>>,
+    ) -> Result<Response<VersionReply>, Status> {
+        let mut stream = request.into_inner();
+        let len = self.lock().shard.floats();
+        let mut floats = vec![0.0; len * (1 + usize::from(self.averages) + usize::from(self.slots))];
+        let header = chunks::join(&mut stream, |_| Ok(&mut floats)).await?;
+        let mut parts = floats.chunks_exact(len.max(1)).map(<[f32]>::to_vec);
+        let state = ShardState {
+            step: header.step,
+            params: parts.next().unwrap_or_default(),
+            averages: self.averages.then(|| parts.next().unwrap_or_default()),
+            slots: self.slots.then(|| parts.next().unwrap_or_default()),
+        };
+        let mut inner = self.lock();
+        let effects = inner.shard.restore(header.incarnation, &state).map_err(refusal)?;
+        inner.losses.clear();
+        self.carry_out(&mut inner, &effects);
+        Ok(Response::new(reply(inner.shard.version())))
+    }
+
+    type PullStream = Pin<Box<dyn Stream<Item = Result<Chunk, Status>> + Send>>;
+
+    async fn pull(
+        &self,
+        request: Request<PullRequest>,
+    ) -> Result<Response<Self::PullStream>, Status> {
+        if let Some(Failure { task, reason, code }) = self.members.failure() {
+            return Err(stopped(&task, code, &reason));
+        }
+        let everything = request.into_inner().everything;
+        let stream = {
+            let inner = self.lock();
+            let version = inner.shard.version().ok_or_else(|| refusal(PsError::Empty))?;
+            let (step, floats) = if everything {
+                flatten(inner.shard.snapshot().map_err(refusal)?)
+            } else {
+                let mut floats = vec![0.0; inner.shard.floats()];
+                (inner.shard.read(&mut floats).map_err(refusal)?.step, floats)
+            };
+            let header = Header { incarnation: version.incarnation, step, ..Header::default() };
+            chunks::split(header, &floats)
+        };
+        Ok(Response::new(Box::pin(stream.map(Ok))))
+    }
+
+    async fn push(&self, request: Request<Streaming<Chunk>>) -> Result<Response<PushReply>, Status> {
+        self.push_gradient(request.into_inner()).await.map(Response::new)
+    }
+}

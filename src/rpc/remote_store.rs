@@ -1,0 +1,231 @@
+//! [`RemoteStore`]: a `VariableStore` whose variables are on parameter servers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::channel::Peer;
+use super::control::Identity;
+use super::proto::variables_client::VariablesClient;
+use super::proto::{Header, PullRequest, PushReply, VersionRequest};
+use super::{RpcError, Runtime, chunks};
+use crate::device::Slab;
+use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
+
+/// One ps task as a worker sees it.
+struct Shard {
+    peer: Peer,
+    client: VariablesClient<tonic::transport::Channel>,
+    /// Its floats of the whole slab.
+    ranges: Vec<Range<usize>>,
+    /// Its floats packed: what was pulled, then what is pushed.
+    packed: Vec<f32>,
+    /// Of the values that were pulled last.
+    incarnation: u64,
+    step: u64,
+}
+
+/// Variables on ps tasks, pulled before each step and pushed after it; all shards at once.
+pub struct RemoteStore {
+    runtime: Runtime,
+    identity: Arc<Identity>,
+    shards: Vec<Shard>,
+    slab: Slab,
+    layout: StateLayout,
+    global_step: u64,
+    /// Gradients that came too late, and the limit after which a run without progress ends.
+    dropped: u64,
+}
+
+impl RemoteStore {
+    /// Over connected ps tasks with the ranges of the slab that each holds.
+    pub fn new(
+        runtime: Runtime,
+        identity: Arc<Identity>,
+        peers: Vec<(Peer, Vec<Range<usize>>)>,
+        slab: Slab,
+        layout: StateLayout,
+    ) -> Self {
+        let shard = |(peer, ranges): (Peer, Vec<Range<usize>>)| Shard {
+            client: VariablesClient::new(peer.channel.clone()),
+            packed: vec![0.0; ranges.iter().map(Range::len).sum()],
+            peer,
+            ranges,
+            incarnation: 0,
+            step: 0,
+        };
+        let shards = peers.into_iter().map(shard).collect();
+        Self { runtime, identity, shards, slab, layout, global_step: 0, dropped: 0 }
+    }
+
+    /// The step of living variables; `None` when no ps task has values yet. Waits for values where asked to.
+    pub fn version(&mut self, wait: bool) -> Result<Option<u64>, RpcError> {
+        let replies = self.each(move |mut shard| async move {
+            let asked = shard.client.version(VersionRequest { wait });
+            let reply = shard.peer.within(asked).await.map(|reply| reply.into_inner());
+            (shard, reply)
+        })?;
+        let ready: Vec<u64> = replies.iter().filter(|r| r.ready).map(|r| r.step).collect();
+        self.global_step = ready.first().copied().unwrap_or(0);
+        // A ps task that restarted empty beside living ones is no fresh start.
+        match ready.len() {
+            0 => Ok(None),
+            n if n == replies.len() => Ok(Some(self.global_step)),
+            _ => {
+                let empty = replies.iter().position(|r| !r.ready).unwrap_or(0);
+                let task = self.shards[empty].peer.task.clone();
+                let reason = "it restarted without variables while others kept theirs; restart all \
+                              ps tasks and resume from the checkpoint".to_owned();
+                Err(RpcError::Refused { task, reason })
+            }
+        }
+    }
+
+    /// Runs one call per ps task, all at once; the first error counts.
+    fn each<T, F, R>(&mut self, call: F) -> Result<Vec<T>, RpcError>
+    where
+        T: Send + 'static,
+        F: Fn(Shard) -> R,
+        R: Future<Output = (Shard, Result<T, RpcError>)> + Send + 'static,
+    {
+        let n = self.shards.len();
+        let taken: Vec<R> = std::mem::take(&mut self.shards).into_iter().map(call).collect();
+        let ended = self.runtime.block_on(async {
+            let mut running = JoinSet::new();
+            for (i, call) in taken.into_iter().enumerate() {
+                running.spawn(async move { (i, call.await) });
+            }
+            running.join_all().await
+        });
+        let mut slots: Vec<Option<(Shard, Result<T, RpcError>)>> = (0..n).map(|_| None).collect();
+        for (i, outcome) in ended {
+            slots[i] = Some(outcome);
+        }
+        let mut results = Vec::with_capacity(n);
+        for (shard, result) in slots.into_iter().flatten() {
+            self.shards.push(shard);
+            results.push(result);
+        }
+        results.into_iter().collect()
+    }
+
+    fn pull_all(&mut self, everything: bool) -> Result<Vec<Vec<f32>>, RpcError> {
+        let parts = if everything { self.layout.parts() } else { 1 };
+        self.each(move |mut shard| async move {
+            let mut floats = std::mem::take(&mut shard.packed);
+            let len = floats.len();
+            let mut all = if everything { vec![0.0; len * parts] } else { Vec::new() };
+            let target = if everything { &mut all } else { &mut floats };
+            let pulled = async {
+                let stream = shard.client.pull(PullRequest { everything }).await?;
+                chunks::join(&mut stream.into_inner(), |_| Ok(target)).await
+            };
+            let result = shard.peer.within(pulled).await;
+            shard.packed = floats;
+            let result = result.map(|header: Header| {
+                (shard.incarnation, shard.step) = (header.incarnation, header.step);
+                all
+            });
+            (shard, result)
+        })
+    }
+
+    fn push_all(&mut self, share: Contribution) -> Result<Vec<PushReply>, RpcError> {
+        let task = self.identity.task.to_string();
+        self.each(move |mut shard| {
+            let header = Header {
+                task: task.clone(),
+                incarnation: shard.incarnation,
+                step: shard.step,
+                examples: share.examples as u64,
+                loss: share.loss,
+                floats: 0,
+            };
+            let stream = chunks::split(header, &shard.packed);
+            async move {
+                let pushed = shard.client.push(stream);
+                let reply = shard.peer.within(pushed).await.map(|reply| reply.into_inner());
+                (shard, reply)
+            }
+        })
+    }
+}
+
+/// A store's error that keeps its cause.
+fn remote(error: RpcError) -> StoreError {
+    StoreError::Remote(Box::new(error))
+}
+
+impl VariableStore for RemoteStore {
+    fn pull(&mut self) -> Result<Pulled<'_>, StoreError> {
+        self.pull_all(false).map_err(remote)?;
+        for shard in &self.shards {
+            let mut at = 0;
+            for range in &shard.ranges {
+                self.slab.write(range.clone(), &shard.packed[at..at + range.len()])?;
+                at += range.len();
+            }
+        }
+        self.global_step = self.shards.first().map_or(0, |shard| shard.step);
+        Ok(Pulled::of(std::slice::from_ref(&self.slab)))
+    }
+
+    fn apply(&mut self, mean: &[Slab], share: Contribution) -> Result<Applied, StoreError> {
+        for shard in &mut self.shards {
+            let mut at = 0;
+            for range in &shard.ranges {
+                mean[0].read(range.clone(), &mut shard.packed[at..at + range.len()])?;
+                at += range.len();
+            }
+        }
+        let replies = self.push_all(share).map_err(remote)?;
+        self.dropped += u64::from(replies.iter().any(|reply| reply.dropped));
+        let first = replies.first().copied().unwrap_or_default();
+        self.global_step = first.step;
+        Ok(Applied { global_step: first.step, rate: first.rate, loss: Some(first.loss) })
+    }
+
+    fn global_step(&self) -> u64 {
+        self.global_step
+    }
+
+    fn snapshot(&mut self) -> Result<State, StoreError> {
+        let pieces = self.pull_all(true).map_err(remote)?;
+        let parts = self.layout.parts();
+        let mut slabs = vec![vec![0.0; self.slab.len()]; parts];
+        for (shard, floats) in self.shards.iter().zip(pieces) {
+            let len = shard.packed.len();
+            for (part, slab) in slabs.iter_mut().enumerate() {
+                let mut at = part * len;
+                for range in &shard.ranges {
+                    slab[range.clone()].copy_from_slice(&floats[at..at + range.len()]);
+                    at += range.len();
+                }
+            }
+        }
+        let step = self.shards.first().map_or(0, |shard| shard.step);
+        Ok(self.layout.state(step, &slabs))
+    }
+
+    fn restore(&mut self, from: &State) -> Result<(), StoreError> {
+        let slabs = self.layout.slabs(from)?;
+        let (incarnation, step) = (self.identity.incarnation, from.global_step);
+        let result = self.each(move |mut shard| {
+            let mut floats = Vec::with_capacity(shard.packed.len() * slabs.len());
+            for slab in &slabs {
+                shard.ranges.iter().for_each(|r| floats.extend_from_slice(&slab[r.clone()]));
+            }
+            let header = Header { incarnation, step, ..Header::default() };
+            let stream = chunks::split(header, &floats);
+            async move {
+                let restored = shard.client.restore(stream);
+                let reply = shard.peer.within(restored).await;
+                (shard, reply.map(|_| ()))
+            }
+        });
+        result.map_err(remote)?;
+        self.global_step = from.global_step;
+        Ok(())
+    }
+}
