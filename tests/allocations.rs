@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tftrain::config::RunConfig;
 use tftrain::data::{Augmented, Source, Split, pictures};
 use tftrain::model::{Cifar, compile};
-use tftrain::train::assemble;
+use tftrain::train::{Part, assemble};
 use tftrain::util::clock::{Clock, SystemClock};
 
 /// The system's allocator, which counts for each thread.
@@ -48,7 +48,7 @@ fn a_step_allocates_nothing() {
     let drawn = Arc::new(pictures(Split::Train, 100, 1));
     let source: Arc<dyn Source> = Arc::new(Augmented::new(drawn, 1));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
-    let mut assembly = assemble(&config, &compiled, &source, None, &clock).unwrap();
+    let mut assembly = assemble(&config, &compiled, &source, None, &clock, Part::alone()).unwrap();
     let trainer = &mut assembly.trainers[0];
     for _ in 0..3 {
         trainer.step(false).unwrap();

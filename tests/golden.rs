@@ -14,7 +14,7 @@ use tftrain::device::cpu::CpuDevice;
 use tftrain::model::{Cifar, Compiled, compile};
 use tftrain::store::State;
 use tftrain::tensor::{HostTensor, Shape};
-use tftrain::train::{LocalTower, Tower, Trainer, assemble};
+use tftrain::train::{LocalTower, Part, Tower, Trainer, assemble};
 use tftrain::util::clock::{Clock, ManualClock};
 
 const BATCH: usize = 8;
@@ -123,7 +123,8 @@ fn trainer(compiled: &Arc<Compiled>) -> Trainer {
     let source: Arc<dyn Source> = Arc::new(Waves::new());
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
     let state = start(compiled);
-    let mut assembly = assemble(&config, compiled, &source, Some((&state, 0)), &clock).unwrap();
+    let mut assembly =
+        assemble(&config, compiled, &source, Some((&state, 0)), &clock, Part::alone()).unwrap();
     assembly.trainers.pop().unwrap()
 }
 

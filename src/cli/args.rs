@@ -26,6 +26,8 @@ pub(crate) enum Command {
     LineFit(Box<TrainArgs>),
     /// Train what a YAML file describes
     Train(Box<ConfigArgs>),
+    /// Start every task of a cluster on this machine
+    Launch(LaunchArgs),
     /// Evaluate the checkpoints of a run
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
@@ -154,9 +156,40 @@ pub(crate) struct TrainArgs {
     /// Any setting of the configuration, by its key: optimizer.momentum=0.9
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Addresses of the parameter servers, with commas between them
+    #[arg(long, value_name = "HOST:PORT,...")]
+    pub(crate) ps_hosts: Option<String>,
+    /// Addresses of the workers, with commas between them
+    #[arg(long, value_name = "HOST:PORT,...")]
+    pub(crate) worker_hosts: Option<String>,
+    /// This process's job: ps, worker, chief
+    #[arg(long, value_name = "JOB")]
+    pub(crate) job_name: Option<String>,
+    /// This process's index in its job
+    #[arg(long, value_name = "N")]
+    pub(crate) task_index: Option<u32>,
+    /// Seconds to wait for the other tasks at the start
+    #[arg(long, value_name = "SECS", default_value_t = 60)]
+    pub(crate) rendezvous_timeout: u64,
     /// How step lines look
     #[arg(long, value_enum, default_value_t)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// The YAML file with its `cluster`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Restart a worker that fails, this often
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) restart: u32,
+    /// Print the command of each task instead
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Flags for every task, after `--`
+    #[arg(last = true, value_name = "FLAGS")]
+    pub(crate) rest: Vec<String>,
 }
 
 /// Which values of the variables to judge.

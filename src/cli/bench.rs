@@ -15,7 +15,7 @@ use crate::data::{
     Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
 };
 use crate::model::compile;
-use crate::train::{Diverged, StepTimes, assemble};
+use crate::train::{Diverged, Part, StepTimes, assemble};
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::stats::{Speed, median};
 
@@ -50,7 +50,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
     let model = setup::model(&config);
     let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
     let source = setup::training_source(&config)?;
-    let mut assembly = assemble(&config, &compiled, &source, None, &clock)?;
+    let mut assembly = assemble(&config, &compiled, &source, None, &clock, Part::alone())?;
     let Some(trainer) = assembly.trainers.first_mut() else { bail!("nothing to run") };
     let examples = trainer.examples_per_step();
     if !args.json {
@@ -150,6 +150,7 @@ fn input(args: &InputBenchArgs) -> Result<u8> {
         shuffle: true,
         batch,
         position: 0,
+        group: 1,
         stride: 1,
         threads,
         depth: 2 * threads,

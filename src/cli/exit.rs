@@ -4,11 +4,13 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use super::output;
+use crate::cluster::ClusterError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::graph::GraphError;
 use crate::io::IoError;
+use crate::reduce::ReduceError;
 use crate::rpc::RpcError;
 use crate::store::StoreError;
 use crate::train::{Diverged, NotFinite};
@@ -38,7 +40,7 @@ pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The causes, outermost first, without those that the one before has told already.
-fn chain(error: &anyhow::Error) -> String {
+pub(super) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if text.is_empty() {
@@ -50,9 +52,13 @@ fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-fn code(error: &anyhow::Error) -> u8 {
+pub(super) fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
-        if cause.is::<ConfigError>() || cause.is::<Usage>() || cause.is::<GraphError>() {
+        if cause.is::<ConfigError>()
+            || cause.is::<ClusterError>()
+            || cause.is::<Usage>()
+            || cause.is::<GraphError>()
+        {
             return USAGE;
         }
         if cause.is::<Refused>() {
@@ -68,6 +74,11 @@ fn code(error: &anyhow::Error) -> u8 {
             Some(IoError::Exists { .. }) => return USAGE,
             Some(_) => return 7,
             None => {}
+        }
+        if let Some(ReduceError::PeerLost { .. } | ReduceError::Length { .. }) =
+            cause.downcast_ref()
+        {
+            return 5;
         }
         if let Some(error) = cause.downcast_ref::<RpcError>() {
             return error.code();

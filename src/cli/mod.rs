@@ -2,11 +2,13 @@
 
 mod args;
 mod bench;
+mod cluster;
 mod data;
 mod devices;
 mod eval;
 mod exit;
 mod inspect;
+mod launch;
 mod output;
 mod predict;
 mod setup;
@@ -46,6 +48,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Cifar10(args) => train::train(Some("cifar10"), None, &args),
         Command::LineFit(args) => train::train(Some("line"), None, &args),
         Command::Train(args) => train::train(None, Some(&args.config), &args.common),
+        Command::Launch(args) => launch::launch(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Predict(args) => predict::predict(&args),
         Command::Bench(args) => bench::bench(&args),

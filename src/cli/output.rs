@@ -71,19 +71,22 @@ pub(super) struct Console {
     classes: Vec<String>,
     /// Asks the supervisor to end the run.
     signal: Arc<AtomicUsize>,
+    /// The task in front of each line, in a cluster.
+    prefix: String,
     /// Step times so far, kept for the benchmark's lines only.
     times: Vec<Duration>,
     examples: usize,
 }
 
 impl Console {
-    /// For a run of these steps.
+    /// For a run of these steps; `task` is its name in a cluster.
     pub(super) fn new(
         format: Output,
         clock: Arc<dyn Clock>,
         steps: Range<u64>,
         classes: Vec<String>,
         signal: Arc<AtomicUsize>,
+        task: Option<String>,
     ) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps.end), target());
         let template = "[{elapsed_precise}] {bar:30} step {pos}/{len} (eta {eta})";
@@ -92,11 +95,12 @@ impl Console {
         }
         bar.set_position(steps.start);
         bar.reset_eta();
-        Self { format, clock, bar, classes, signal, times: Vec::new(), examples: 0 }
+        let prefix = task.map_or_else(String::new, |task| format!("{task} "));
+        Self { format, clock, bar, classes, signal, prefix, times: Vec::new(), examples: 0 }
     }
 
     fn say(&self, line: &str) -> Result<()> {
-        match self.bar.suspend(|| print(&format!("{line}\n"))) {
+        match self.bar.suspend(|| print(&format!("{}{line}\n", self.prefix))) {
             // The reader went away, as `head` does: the run ends as by a signal, and saves.
             Err(error) if is_broken_pipe(&error) => {
                 self.signal.store(SIGPIPE as usize, Ordering::Relaxed);

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::args::{Output, TrainArgs};
+use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
 use super::output::{Console, note, print};
-use super::setup;
+use super::{exit, launch, setup};
+use crate::cluster::Role;
 use crate::config::{
     Layers, LearningRateConfig, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml,
 };
@@ -23,25 +26,115 @@ use crate::io::{
     CheckpointStore, EventWriter, MetricsWriter, OpenMode, Retention, TrainDir, checkpoint,
     write_atomic,
 };
-use crate::model::{Compiled, compile};
+use crate::model::{Compiled, Model, compile};
 use crate::store::State;
 use crate::train::{
     Assembly, CheckpointHook, EvalHook, Evaluator, EventsReport, Hook, LogHook, MetricsReport,
-    Outcome, Report, SummaryHook, Supervisor, assemble,
+    Outcome, Part, Report, SummaryHook, Supervisor, Trainer, assemble,
 };
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::stats;
 
-/// Trains. `recipe` names the defaults; a run that is resumed goes on with its own settings beneath file and flags.
+/// Trains, or serves the variables where this process is a parameter server.
 pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let signal = signals()?;
+    launch::end_with_launcher(&signal);
+    let resolved = configure(recipe, file, args)?;
+    let config = &resolved.config;
+    let place = cluster::place(config, args)?;
+    let model = setup::model(config);
+    let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
+    if config.train.eval_every.is_some() && model.classes().is_none() {
+        let text = format!("--eval-every: model {} has no classes", config.model.name);
+        return Err(Usage(text).into());
+    }
+    let mut is_chief = true;
+    if let Some(place) = &place {
+        place.describe().iter().for_each(|line| note(line));
+        match place.spec.role(&place.task) {
+            Role::Ps => {
+                return cluster::serve_parameters(config, &compiled, place, &clock, &signal);
+            }
+            Role::Chief => {}
+            Role::Worker => is_chief = false,
+            Role::Evaluator | Role::Other => {
+                let text = format!("{} does not train; see `tftrain eval`", place.task);
+                return Err(Usage(text).into());
+            }
+        }
+    }
+
+    let mode = match (args.resume, args.overwrite) {
+        (true, _) => OpenMode::Resume,
+        (_, true) => OpenMode::Overwrite,
+        _ => OpenMode::New,
+    };
+    // The directory first: nothing is read or fetched for a run that may not start. The chief's alone.
+    let dir = Path::new(&config.train.dir);
+    let train_dir = is_chief.then(|| TrainDir::open(dir, mode)).transpose()?;
+    let source = setup::training_source(config)?;
+    let held_out = match config.train.eval_every {
+        Some(every) if is_chief => {
+            setup::evaluation_source(config, Split::Test)?.map(|source| (every, source))
+        }
+        _ => None,
+    };
+    let start = match &train_dir {
+        Some(dir) if args.resume => load_start(dir.path(), &compiled)?,
+        _ => None,
+    };
+    let state = start.as_ref().map(|(state, _)| state);
+    let (worker, part) = match &place {
+        Some(place) => {
+            let rendezvous = Duration::from_secs(args.rendezvous_timeout);
+            let (worker, part) = cluster::connect(
+                config,
+                &compiled,
+                source.len(),
+                place,
+                state,
+                &clock,
+                rendezvous,
+            )?;
+            (Some(worker), part)
+        }
+        None => (None, Part::alone()),
+    };
+    let name = worker.as_ref().map(Worker::name);
+    let run = Run {
+        args,
+        resolved,
+        model,
+        compiled,
+        source,
+        held_out,
+        train_dir,
+        start,
+        clock,
+        signal,
+        name,
+    };
+    let ended = run.go(part);
+    if let Some(worker) = worker {
+        match &ended {
+            Ok(code) if *code > 128 => {
+                let signal = format!("interrupted by signal {}", code - 128);
+                worker.leave(Some((&signal, *code)));
+            }
+            Ok(_) => worker.leave(None),
+            Err(error) => worker.leave(Some((&exit::chain(error), exit::code(error)))),
+        }
+    }
+    ended
+}
+
+/// The settings of a run: the recipe's, then those of the run that is resumed, then file and flags.
+fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Result<Resolved> {
     let mut resolved = layered(Layers::new(recipe), file, args)?.resolve()?;
     let dir = Path::new(&resolved.config.train.dir).to_owned();
-    let before = match args.resume && dir.join(setup::RUN_FILE).exists() {
-        true => Some(setup::of_run(&dir)?),
-        false => None,
-    };
-    if let Some(before) = &before {
+    if args.resume && dir.join(setup::RUN_FILE).exists() {
+        let before = setup::of_run(&dir)?;
         let model = before.config.model.name;
         if recipe.is_some_and(|recipe| recipe != model.name()) {
             let text = format!(
@@ -57,102 +150,121 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         }
     }
     place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
-    let config = &resolved.config;
+    Ok(resolved)
+}
 
-    let model = setup::model(config);
-    let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
-    if config.train.eval_every.is_some() && model.classes().is_none() {
-        let text = format!("--eval-every: model {} has no classes", config.model.name);
-        return Err(Usage(text).into());
-    }
-    let mode = match (args.resume, args.overwrite) {
-        (true, _) => OpenMode::Resume,
-        (_, true) => OpenMode::Overwrite,
-        _ => OpenMode::New,
-    };
-    // The directory first: nothing is read or fetched for a run that may not start.
-    let train_dir = TrainDir::open(&dir, mode)?;
-    let source = setup::training_source(config)?;
-    let held_out = match config.train.eval_every {
-        Some(every) => setup::evaluation_source(config, Split::Test)?.map(|source| (every, source)),
-        None => None,
-    };
-    let start = if args.resume { load_start(train_dir.path(), &compiled)? } else { None };
-    let from = start.as_ref().map(|(state, position)| (state, *position));
-    let start_step = from.map_or(0, |(state, _)| state.global_step);
-    let mut assembly = assemble(config, &compiled, &source, from, &clock)?;
+/// Everything a run starts with.
+struct Run<'a> {
+    args: &'a TrainArgs,
+    resolved: Resolved,
+    model: Arc<dyn Model>,
+    compiled: Arc<Compiled>,
+    source: Arc<dyn Source>,
+    /// How often to evaluate, and on what.
+    held_out: Option<(u64, Arc<dyn Source>)>,
+    /// The chief's; others write nothing.
+    train_dir: Option<TrainDir>,
+    start: Option<(State, u64)>,
+    clock: Arc<dyn Clock>,
+    signal: Arc<AtomicUsize>,
+    /// This task's name in a cluster.
+    name: Option<String>,
+}
 
-    let mut heading = header(config, &compiled, &*source, &assembly);
-    if args.log_device_placement == Some(true) {
-        heading += &placement(&compiled, &assembly);
-    }
-    match args.output {
-        // Nothing but objects on stdout.
-        Output::Json => note(heading.trim_end()),
-        Output::Tutorial | Output::Benchmark => _ = print(&heading)?,
-    }
-    if start_step >= config.train.max_steps {
-        note(&format!(
-            "nothing to do: the run is at step {start_step} already; raise --max-steps beyond {}",
-            config.train.max_steps
-        ));
-        return Ok(0);
+impl Run<'_> {
+    /// From the header to the last line; the value is the exit code.
+    fn go(mut self, part: Part) -> Result<u8> {
+        let config = &self.resolved.config;
+        let start = self.start.as_ref().map(|(state, position)| (state, *position));
+        let mut assembly =
+            assemble(config, &self.compiled, &self.source, start, &self.clock, part)?;
+        let start_step = assembly.trainers.first().map_or(0, Trainer::global_step);
+        let mut heading = header(config, &self.compiled, &*self.source, &assembly);
+        if self.args.log_device_placement == Some(true) {
+            heading += &placement(&self.compiled, &assembly);
+        }
+        match self.args.output {
+            _ if self.train_dir.is_none() => {}
+            // Nothing but objects on stdout.
+            Output::Json => note(heading.trim_end()),
+            Output::Tutorial | Output::Benchmark => _ = print(&heading)?,
+        }
+        let max_steps = config.train.max_steps;
+        if start_step >= max_steps {
+            note(&format!(
+                "nothing to do: the run is at step {start_step} already; raise --max-steps beyond {max_steps}"
+            ));
+            return Ok(0);
+        }
+        let classes = self.source.classes().to_vec();
+        let steps = start_step..max_steps;
+        let (clock, signal) = (self.clock.clone(), self.signal.clone());
+        let console =
+            Console::new(self.args.output, clock, steps, classes, signal.clone(), self.name.take());
+        let mut reports: Vec<Box<dyn Report>> = vec![Box::new(console)];
+        let mut hooks: Vec<Box<dyn Hook>> =
+            vec![Box::new(LogHook::new(config.train.log_every, start_step))];
+        self.keep_records(&assembly, start_step, &mut hooks, &mut reports)?;
+
+        let began = self.clock.monotonic();
+        let supervisor = Supervisor { max_steps, hooks, reports, signal };
+        let (outcome, trainers) = supervisor.run(std::mem::take(&mut assembly.trainers))?;
+        let step = trainers.first().map_or(0, Trainer::global_step);
+        let took = (self.clock.monotonic() - began).as_secs_f64();
+        let end = match outcome {
+            Outcome::Interrupted(_) => "interrupted",
+            Outcome::Finished | Outcome::Failed => "done",
+        };
+        let saved =
+            self.train_dir.as_ref().map(|dir| format!(", saved in {}", dir.path().display()));
+        note(&format!("{end}: step {step} after {took:.1} s{}", saved.unwrap_or_default()));
+        Ok(match outcome {
+            Outcome::Interrupted(signal) => 128 + signal as u8,
+            Outcome::Finished | Outcome::Failed => 0,
+        })
     }
 
-    if args.overwrite {
-        train_dir.clear()?;
+    /// What the chief writes: configuration, summaries, evaluations, checkpoints, metrics.
+    fn keep_records(
+        &mut self,
+        assembly: &Assembly,
+        start_step: u64,
+        hooks: &mut Vec<Box<dyn Hook>>,
+        reports: &mut Vec<Box<dyn Report>>,
+    ) -> Result<()> {
+        let Some(train_dir) = &self.train_dir else { return Ok(()) };
+        let config = &self.resolved.config;
+        if self.args.overwrite {
+            train_dir.clear()?;
+        }
+        let (dir, clock) = (train_dir.path(), &self.clock);
+        let text = run_yaml(&self.resolved);
+        write_atomic(&dir.join(setup::RUN_FILE), |file| {
+            std::io::Write::write_all(file, text.as_bytes())
+        })?;
+        hooks.push(Box::new(SummaryHook::new(config.train.summary_every, start_step)));
+        if let Some((every, held_out)) = self.held_out.take() {
+            let evaluator = Evaluator::new(&*self.model, &*assembly.host, config.data.batch_size)?;
+            hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
+        }
+        let keep = &config.train.checkpoint;
+        let retention =
+            Retention { newest: keep.keep as usize, every_hours: keep.keep_every_hours };
+        hooks.push(Box::new(CheckpointHook::new(
+            CheckpointStore::open(dir, retention, clock.clone())?,
+            metadata(config, &self.compiled, self.source.classes()),
+            keep.every_secs,
+            keep.every_steps,
+            clock.clone(),
+            start_step,
+        )));
+        let mut events = EventWriter::create(dir, &hostname(), clock.clone())?;
+        events.session_start(start_step)?;
+        let metrics = MetricsWriter::open(dir)?;
+        reports.push(Box::new(MetricsReport::new(metrics, start_step, clock.clone())?));
+        reports.push(Box::new(EventsReport::new(events, self.model.features())));
+        Ok(())
     }
-    let yaml = dir.join(setup::RUN_FILE);
-    write_atomic(&yaml, |file| std::io::Write::write_all(file, run_yaml(&resolved).as_bytes()))?;
-    let retention = Retention {
-        newest: config.train.checkpoint.keep as usize,
-        every_hours: config.train.checkpoint.keep_every_hours,
-    };
-    let store = CheckpointStore::open(&dir, retention, clock.clone())?;
-    let mut hooks: Vec<Box<dyn Hook>> = vec![
-        Box::new(LogHook::new(config.train.log_every, start_step)),
-        Box::new(SummaryHook::new(config.train.summary_every, start_step)),
-    ];
-    if let Some((every, held_out)) = held_out {
-        let evaluator = Evaluator::new(&*model, &*assembly.host, config.data.batch_size)?;
-        hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
-    }
-    hooks.push(Box::new(CheckpointHook::new(
-        store,
-        metadata(config, &compiled, source.classes()),
-        config.train.checkpoint.every_secs,
-        config.train.checkpoint.every_steps,
-        clock.clone(),
-        start_step,
-    )));
-    let host = hostname();
-    let mut events = EventWriter::create(&dir, &host, clock.clone())?;
-    events.session_start(start_step)?;
-    let max_steps = config.train.max_steps;
-    let signal = signals()?;
-    let classes = source.classes().to_vec();
-    let console =
-        Console::new(args.output, clock.clone(), start_step..max_steps, classes, signal.clone());
-    let reports: Vec<Box<dyn Report>> = vec![
-        Box::new(console),
-        Box::new(MetricsReport::new(MetricsWriter::open(&dir)?, start_step, clock.clone())?),
-        Box::new(EventsReport::new(events, model.features())),
-    ];
-
-    let began = clock.monotonic();
-    let supervisor = Supervisor { max_steps, hooks, reports, signal };
-    let (outcome, trainers) = supervisor.run(std::mem::take(&mut assembly.trainers))?;
-    let step = trainers.first().map_or(0, |trainer| trainer.global_step());
-    let took = (clock.monotonic() - began).as_secs_f64();
-    let end = match outcome {
-        Outcome::Interrupted(_) => "interrupted",
-        Outcome::Finished | Outcome::Failed => "done",
-    };
-    note(&format!("{end}: step {step} after {took:.1} s, saved in {}", dir.display()));
-    Ok(match outcome {
-        Outcome::Interrupted(signal) => 128 + signal as u8,
-        Outcome::Finished | Outcome::Failed => 0,
-    })
 }
 
 fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<Layers> {
@@ -231,7 +343,7 @@ fn metadata(
 
 /// A number that becomes that of the first signal; a second signal ends the process at once, which loses nothing that
 /// was saved, since files are replaced by renaming.
-fn signals() -> Result<Arc<AtomicUsize>> {
+pub(super) fn signals() -> Result<Arc<AtomicUsize>> {
     let number = Arc::new(AtomicUsize::new(0));
     let second = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

@@ -116,6 +116,40 @@ choice! {
 }
 
 choice! {
+    /// How the tasks of a cluster train together.
+    ClusterMode {
+        /// Parameter servers; every update is the mean over all workers.
+        PsSync = "ps-sync",
+        /// Parameter servers; every worker's gradient is an update of its own.
+        PsAsync = "ps-async",
+        /// Equal workers that exchange gradients, no parameter servers.
+        Collective = "collective",
+    }
+}
+
+choice! {
+    /// Which parameter server holds what.
+    Placement {
+        /// All the same number of bytes; variables are split.
+        Even = "even",
+        /// Variable after variable, server after server.
+        RoundRobin = "round-robin",
+        /// Each variable to the server with the fewest bytes.
+        Greedy = "greedy",
+    }
+}
+
+choice! {
+    /// Which way gradients take between workers.
+    Exchange {
+        /// Everybody sends everybody its share.
+        Direct = "direct",
+        /// Around a ring.
+        Ring = "ring",
+    }
+}
+
+choice! {
     /// The number format of activations and gradients.
     Precision {
         /// IEEE single precision.

@@ -5,7 +5,8 @@ use std::ops::Bound;
 use serde_json::Value;
 
 use super::choice::{
-    DataName, ModelName, OptimizerName, Precision, Reduce, ScheduleName, VariablePlacement,
+    ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
+    ScheduleName, VariablePlacement,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
 
@@ -144,6 +145,12 @@ pub(crate) const KEYS: &[Key] = &[
     key("reduce", Kind::Choice(Reduce::NAMES)),
     key("precision", Kind::Choice(Precision::NAMES)),
     key("seed", FROM_ZERO),
+    key("cluster.jobs", Kind::Jobs),
+    key("cluster.mode", Kind::Choice(ClusterMode::NAMES)),
+    key("cluster.replicas_to_aggregate", FROM_ONE).nullable().only("cluster.mode", &["ps-sync"]),
+    key("cluster.max_staleness", FROM_ZERO).nullable().only("cluster.mode", &["ps-async"]),
+    key("cluster.placement", Kind::Choice(Placement::NAMES)),
+    key("cluster.exchange", Kind::Choice(Exchange::NAMES)),
     key("train.dir", Kind::Text),
     key("train.max_steps", FROM_ONE),
     key("train.log_every", FROM_ZERO),

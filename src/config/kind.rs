@@ -4,6 +4,8 @@ use std::ops::{Bound, RangeBounds};
 
 use serde_json::Value;
 
+use crate::cluster::ClusterSpec;
+
 /// A range of real numbers.
 pub(crate) type Reals = (Bound<f64>, Bound<f64>);
 
@@ -27,6 +29,8 @@ pub(crate) enum Kind {
     Real(Reals),
     /// A list of finite numbers of at least `least` entries.
     List { each: Reals, least: usize, ascending: bool },
+    /// Addresses by job.
+    Jobs,
 }
 
 impl Kind {
@@ -46,6 +50,10 @@ impl Kind {
                 let ordered = !ascending || numbers.is_sorted_by(|a, b| a < b);
                 return (ordered && numbers.len() >= least).then(|| numbers.into());
             }
+            Self::Jobs => {
+                let spec: ClusterSpec = serde_json::from_value(value.clone()).ok()?;
+                return serde_json::to_value(spec).ok();
+            }
         };
         Some(value.clone())
     }
@@ -63,6 +71,7 @@ impl Kind {
                 let order = if ascending { "ascending " } else { "" };
                 format!("a list of {order}numbers, each {}", range_text(each))
             }
+            Self::Jobs => "jobs with lists of addresses".into(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod check;
 mod choice;
+mod cluster;
 mod compare;
 mod error;
 mod key;
@@ -23,8 +24,10 @@ mod towers;
 mod tree;
 
 pub use choice::{
-    DataName, ModelName, OptimizerName, Precision, Reduce, ScheduleName, VariablePlacement,
+    ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
+    ScheduleName, VariablePlacement,
 };
+pub use cluster::ClusterConfig;
 pub use compare::{differences, fingerprint};
 pub use error::ConfigError;
 pub use layers::Layers;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::key::Key;
 use super::resolve::Resolved;
 use super::tree::Tree;
 
@@ -20,7 +21,7 @@ fn write(out: &mut String, resolved: &Resolved, prefix: &str, depth: usize, valu
     for (name, value) in map {
         let dotted = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         out.push_str(&"  ".repeat(depth));
-        if value.is_object() {
+        if value.is_object() && Key::find(&dotted).is_none() {
             out.push_str(&format!("{name}:\n"));
             write(out, resolved, &dotted, depth + 1, value);
             continue;

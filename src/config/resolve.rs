@@ -109,7 +109,7 @@ fn nested(settings: &Settings) -> Value {
 pub(crate) fn flat(config: &RunConfig) -> Vec<(String, Value)> {
     fn walk(prefix: &str, value: Value, out: &mut Vec<(String, Value)>) {
         match value {
-            Value::Object(map) => {
+            Value::Object(map) if Key::find(prefix).is_none() => {
                 for (name, value) in map {
                     let dotted = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
                     walk(&dotted, value, out);

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::choice::{DataName, ModelName, Precision, Reduce, VariablePlacement};
+use super::cluster::ClusterConfig;
 use super::error::ConfigError;
 use super::layers::Layers;
 use super::optimizer::OptimizerConfig;
@@ -37,6 +38,9 @@ pub struct RunConfig {
     /// Seed of every random stream.
     #[serde(default = "default_seed")]
     pub seed: u64,
+    /// Other tasks to train with.
+    #[serde(default)]
+    pub cluster: ClusterConfig,
     /// The length of the run and what it writes.
     pub train: TrainConfig,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::error::ConfigError;
 use super::key::{INITIAL, KEYS, Key, SCHEDULE, children};
@@ -10,6 +10,7 @@ use super::kind::Kind;
 use super::origin::Origin;
 use super::suggest::{choice_help, nearest, shown};
 use super::tree::Tree;
+use crate::cluster::ClusterSpec;
 
 /// One value and where it was written.
 #[derive(Clone, Debug)]
@@ -49,6 +50,8 @@ pub(crate) fn read(
         Tree::Map(entries) => entries,
         Tree::Leaf(value) => return read_bare(section, value, origin, settings),
     };
+    let mut jobs = Map::new();
+    let mut first_job = None;
     for entry in entries {
         let origin = match (origin, entry.line) {
             (Origin::File { path, .. }, Some(line)) => {
@@ -58,6 +61,11 @@ pub(crate) fn read(
         };
         let known = children(section);
         let Some(name) = known.iter().find(|name| **name == entry.key) else {
+            if section == "cluster" && is_addresses(&entry.tree) {
+                first_job.get_or_insert(origin);
+                jobs.insert(entry.key, entry.tree.into_value());
+                continue;
+            }
             return Err(unknown_key(origin, &entry.key, section, &known));
         };
         let dotted = if section.is_empty() { (*name).into() } else { format!("{section}.{name}") };
@@ -66,7 +74,15 @@ pub(crate) fn read(
             None => read(entry.tree, &dotted, &origin, settings)?,
         }
     }
-    Ok(())
+    match (first_job, Key::find("cluster.jobs")) {
+        (Some(origin), Some(key)) => insert(key, jobs.into(), origin, settings),
+        _ => Ok(()),
+    }
+}
+
+/// The jobs of a cluster have names of their own; their values are lists, or addresses by index.
+fn is_addresses(tree: &Tree) -> bool {
+    matches!(tree, Tree::Map(_) | Tree::Leaf(Value::Array(_)))
 }
 
 /// The short forms: a model by its bare name, a constant learning rate by its bare number.
@@ -124,6 +140,13 @@ fn misfit(key: &Key, value: &Value, origin: Origin) -> ConfigError {
             key: name,
             found: shown(found),
             help: choice_help(found, names),
+        },
+        (Kind::Jobs, value) => ConfigError::BadValue {
+            origin,
+            key: "cluster".into(),
+            wanted: key.kind.wanted(),
+            found: serde_json::from_value::<ClusterSpec>(value.clone())
+                .map_or_else(|error| error.to_string(), |_| shown(&value.to_string())),
         },
         (kind, value) => ConfigError::BadValue {
             origin,

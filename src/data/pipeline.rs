@@ -20,8 +20,10 @@ pub struct PipelineSpec {
     pub batch: usize,
     /// Examples before the first batch, counted since the start of training.
     pub position: u64,
-    /// Batches from one of this pipeline to its next: 1, or the number of towers where each has a
-    /// pipeline of its own.
+    /// Batches that follow each other: those of one step of this process; at least 1.
+    pub group: u64,
+    /// Batches from the start of one group to that of the next: as many as `group`, or those of a step
+    /// of everybody where others have pipelines of their own.
     pub stride: u64,
     /// Threads that make batches.
     pub threads: usize,
@@ -36,7 +38,7 @@ const STEP_LIMIT: u64 = 1 << 32;
 impl PipelineSpec {
     /// The position of batch `k`, counted since the pipeline started.
     fn position_of(&self, k: u64) -> u64 {
-        self.position + k * self.stride * self.batch as u64
+        self.position + (k / self.group * self.stride + k % self.group) * self.batch as u64
     }
 
     /// Whether the pipeline can work; the number of examples for the sampler.
@@ -44,7 +46,9 @@ impl PipelineSpec {
         let need = |ok, setting, value, need| {
             if ok { Ok(()) } else { Err(DataError::Spec { setting, value, need }) }
         };
-        for (setting, value) in [("batch", self.batch as u64), ("stride", self.stride)] {
+        for (setting, value) in
+            [("batch", self.batch as u64), ("group", self.group), ("stride", self.stride)]
+        {
             need(value > 0, setting, value, "at least 1")?;
         }
         for (setting, value) in [("threads", self.threads), ("depth", self.depth)] {
@@ -69,7 +73,7 @@ impl PipelineSpec {
 
 /// Makes batches in threads of its own.
 ///
-/// Batch `k` holds the examples at positions `position + k * stride * batch` and on. Thread `w` of
+/// Batch `k` of group `g = k / group` is the `g * stride + k % group`-th from `position` on. Thread `w` of
 /// `W` makes the batches `w`, `w + W`, ... and each has a queue of its own, from which they are
 /// taken in turn: the order is that of one thread. Dropping the pipeline ends its threads.
 pub struct InputPipeline {

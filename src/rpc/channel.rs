@@ -71,8 +71,12 @@ impl Peer {
                     }
                 }
             }
-            let missing: Vec<(TaskId, String)> =
-                tasks.iter().zip(&peers).filter(|(_, p)| p.is_none()).map(|(t, _)| t.clone()).collect();
+            let missing: Vec<(TaskId, String)> = tasks
+                .iter()
+                .zip(&peers)
+                .filter(|(_, p)| p.is_none())
+                .map(|(t, _)| t.clone())
+                .collect();
             if missing.is_empty() {
                 return Ok(peers.into_iter().flatten().collect());
             }
@@ -142,12 +146,10 @@ impl Peer {
         heartbeat: Duration,
         set: watch::Sender<Option<RpcError>>,
     ) {
-        let beat = Beat {
-            task: identity.task.to_string(),
-            incarnation: identity.incarnation,
-            step: 0,
-        };
-        let ticks = tokio_stream::wrappers::IntervalStream::new(tokio::time::interval(heartbeat / 2));
+        let beat =
+            Beat { task: identity.task.to_string(), incarnation: identity.incarnation, step: 0 };
+        let ticks =
+            tokio_stream::wrappers::IntervalStream::new(tokio::time::interval(heartbeat / 2));
         let beats = ticks.map(move |_| beat.clone());
         let lost = |reason: &str| RpcError::Lost {
             task: self.task.clone(),
@@ -181,6 +183,11 @@ impl Peer {
             address: self.address.clone(),
             reason: "its watch ended".to_owned(),
         })
+    }
+
+    /// Whether it is lost, or the run is over.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.borrow().is_some()
     }
 
     /// A call's answer, or why this peer is gone.

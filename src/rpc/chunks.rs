@@ -36,7 +36,8 @@ pub(super) async fn join<'a, S>(
 where
     S: Stream<Item = Result<Chunk, Status>> + Unpin,
 {
-    let first = stream.next().await.ok_or_else(|| Status::invalid_argument("an empty stream"))??;
+    let first =
+        stream.next().await.ok_or_else(|| Status::invalid_argument("an empty stream"))??;
     let header = first.header.ok_or_else(|| Status::invalid_argument("a stream without header"))?;
     let into = place(&header)?;
     if into.len() as u64 != header.floats {

@@ -45,7 +45,10 @@ impl ControlService {
             if ours != theirs {
                 let show = |v: Option<&String>| v.map_or("nothing".to_owned(), Clone::clone);
                 return Some(format!(
-                    "{key}: {task} has {}, {} has {}", show(theirs), own.task, show(ours)
+                    "{key}: {task} has {}, {} has {}",
+                    show(theirs),
+                    own.task,
+                    show(ours)
                 ));
             }
         }

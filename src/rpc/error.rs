@@ -8,7 +8,10 @@ use crate::cluster::TaskId;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RpcError {
     /// A peer never came. Exit code 4.
-    #[error("{} did not come within {waited_secs:.0} s: {last}; start it, or raise --rendezvous-timeout", list(missing))]
+    #[error(
+        "{} did not come within {waited_secs:.0} s: {last}; start it, or raise --rendezvous-timeout",
+        list(missing)
+    )]
     Missing {
         /// Who.
         missing: Vec<(TaskId, String)>,

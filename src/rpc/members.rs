@@ -137,7 +137,8 @@ mod tests {
     #[test]
     fn the_first_failure_counts() {
         let members = Members::default();
-        let failure = |reason: &str| Failure { task: "worker:1".into(), reason: reason.into(), code: 6 };
+        let failure =
+            |reason: &str| Failure { task: "worker:1".into(), reason: reason.into(), code: 6 };
         members.fail(failure("first"));
         members.fail(failure("second"));
         assert_eq!(members.failure().unwrap().reason, "first");

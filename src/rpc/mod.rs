@@ -5,6 +5,7 @@
 
 mod channel;
 mod chunks;
+mod collective;
 mod control;
 mod error;
 mod members;
@@ -14,6 +15,7 @@ mod runtime;
 mod server;
 
 pub use channel::{Peer, Timeouts};
+pub use collective::{GrpcLink, Inbox};
 pub use control::Identity;
 pub use error::RpcError;
 pub use members::{Departure, Failure, Members};
@@ -26,6 +28,19 @@ pub use server::{Server, Services, listen};
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub(crate) mod proto {
     tonic::include_proto!("tftrain.v1");
+}
+
+use proto::collective_server::CollectiveServer;
+use proto::variables_server::VariablesServer;
+
+/// Adds the Variables service of a ps task.
+pub fn variables(parameters: std::sync::Arc<ParameterServer>) -> Services {
+    Box::new(|router| router.add_service(VariablesServer::new(parameters)))
+}
+
+/// Adds the Collective service of a worker.
+pub fn collective(inbox: std::sync::Arc<Inbox>) -> Services {
+    Box::new(|router| router.add_service(CollectiveServer::new(inbox)))
 }
 
 /// The version that [`control::Identity`] compares; raised with every change that an older program would misread.

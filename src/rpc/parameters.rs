@@ -1,7 +1,9 @@
 //! [`ParameterServer`]: the Variables service over a [`Shard`].
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
@@ -15,8 +17,14 @@ use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionR
 use crate::cluster::TaskId;
 use crate::device::Slab;
 use crate::optim::Schedule;
-use crate::store::StoreSettings;
 use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version};
+use crate::store::StoreSettings;
+
+/// How often a signal is looked for.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How long a ps task stays for its workers after a failure.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// The exit code of a run that lost too many workers.
 const PEER_LOST: u8 = 5;
@@ -88,12 +96,13 @@ impl ParameterServer {
         self.workers.iter().cloned().zip(self.lock().shard.tallies()).collect()
     }
 
-    /// Follows who comes and goes, until all workers are done or the run has failed.
-    pub async fn run(self: Arc<Self>) -> Option<Failure> {
+    /// Follows who comes and goes, until all workers are done or the run has failed; a signal fails it. After a failure
+    /// it stays until the workers are gone, so that they hear of it and the chief can save.
+    pub async fn run(self: Arc<Self>, own: &TaskId, signal: &AtomicUsize) -> Option<Failure> {
         let mut changes = self.members.subscribe();
-        loop {
+        let failure = loop {
             if let Some(failure) = self.members.failure() {
-                return Some(failure);
+                break failure;
             }
             let departures: Vec<Option<Departure>> =
                 self.workers.iter().map(|worker| self.members.departure(worker)).collect();
@@ -101,9 +110,26 @@ impl ParameterServer {
             if departures.iter().all(|departure| *departure == Some(Departure::Done)) {
                 return None;
             }
-            // The sender lives as long as `self`.
-            let _ = changes.changed().await;
+            if departures.iter().all(Option::is_some) && self.members.failure().is_none() {
+                let (task, reason) = (own.to_string(), "no worker is left".to_owned());
+                self.members.fail(Failure { task, reason, code: PEER_LOST });
+            }
+            match signal.load(Ordering::Relaxed) {
+                0 => {}
+                number => self.members.fail(Failure {
+                    task: own.to_string(),
+                    reason: format!("interrupted by signal {number}"),
+                    code: 128 + number as u8,
+                }),
+            }
+            // Changes wake at once; signals are looked for now and then.
+            let _ = tokio::time::timeout(GLANCE, changes.changed()).await;
+        };
+        let last = tokio::time::Instant::now() + LINGER;
+        while !self.members.present().is_empty() && tokio::time::Instant::now() < last {
+            tokio::time::sleep(GLANCE).await;
         }
+        Some(failure)
     }
 
     /// Tells the rounds which workers have left or come back.
@@ -167,7 +193,9 @@ impl ParameterServer {
 
     fn worker(&self, task: &str) -> Result<usize, Status> {
         let place = self.workers.iter().position(|worker| worker.to_string() == task);
-        place.ok_or_else(|| Status::permission_denied(format!("{task} is no worker of this cluster")))
+        place.ok_or_else(|| {
+            Status::permission_denied(format!("{task} is no worker of this cluster"))
+        })
     }
 
     /// Ends with the run's failure, when there is one.
@@ -186,7 +214,8 @@ impl ParameterServer {
         let mut slab = self.lock().shard.lend().map_err(refusal)?;
         let header = {
             let floats = slab.as_host_mut();
-            let floats = floats.ok_or_else(|| Status::internal("a ps holds its slabs on the host"))?;
+            let floats =
+                floats.ok_or_else(|| Status::internal("a ps holds its slabs on the host"))?;
             chunks::join(&mut stream, |_| Ok(floats)).await?
         };
         let worker = self.worker(&header.task)?;
@@ -304,7 +333,8 @@ impl Variables for Arc<ParameterServer> {
     ) -> Result<Response<VersionReply>, Status> {
         let mut stream = request.into_inner();
         let len = self.lock().shard.floats();
-        let mut floats = vec![0.0; len * (1 + usize::from(self.averages) + usize::from(self.slots))];
+        let mut floats =
+            vec![0.0; len * (1 + usize::from(self.averages) + usize::from(self.slots))];
         let header = chunks::join(&mut stream, |_| Ok(&mut floats)).await?;
         let mut parts = floats.chunks_exact(len.max(1)).map(<[f32]>::to_vec);
         let state = ShardState {
@@ -326,10 +356,12 @@ impl Variables for Arc<ParameterServer> {
         &self,
         request: Request<PullRequest>,
     ) -> Result<Response<Self::PullStream>, Status> {
-        if let Some(Failure { task, reason, code }) = self.members.failure() {
+        let everything = request.into_inner().everything;
+        // The chief may still save when the run is over.
+        if let Some(Failure { task, reason, code }) = self.members.failure().filter(|_| !everything)
+        {
             return Err(stopped(&task, code, &reason));
         }
-        let everything = request.into_inner().everything;
         let stream = {
             let inner = self.lock();
             let version = inner.shard.version().ok_or_else(|| refusal(PsError::Empty))?;
@@ -345,7 +377,10 @@ impl Variables for Arc<ParameterServer> {
         Ok(Response::new(Box::pin(stream.map(Ok))))
     }
 
-    async fn push(&self, request: Request<Streaming<Chunk>>) -> Result<Response<PushReply>, Status> {
+    async fn push(
+        &self,
+        request: Request<Streaming<Chunk>>,
+    ) -> Result<Response<PushReply>, Status> {
         self.push_gradient(request.into_inner()).await.map(Response::new)
     }
 }

@@ -75,8 +75,10 @@ impl RemoteStore {
             _ => {
                 let empty = replies.iter().position(|r| !r.ready).unwrap_or(0);
                 let task = self.shards[empty].peer.task.clone();
-                let reason = "it restarted without variables while others kept theirs; restart all \
-                              ps tasks and resume from the checkpoint".to_owned();
+                let reason =
+                    "it restarted without variables while others kept theirs; restart all \
+                              ps tasks and resume from the checkpoint"
+                        .to_owned();
                 Err(RpcError::Refused { task, reason })
             }
         }

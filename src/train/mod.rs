@@ -17,7 +17,7 @@ pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
 pub use hooks::{CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell};
 pub use meter::{Line, Meter};
 pub use report::{EventsReport, Happening, MetricsReport, Report, Summary};
-pub use strategy::{Assembly, assemble};
+pub use strategy::{Assembly, Fabric, Part, assemble, store_settings};
 pub use supervisor::{Outcome, Supervisor};
 pub use tower::{LocalTower, Tower};
 pub use trainer::{Diverged, StepReport, StepTimes, Trainer};

@@ -8,16 +8,18 @@ use super::tower::{LocalTower, Tower};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    LearningRateConfig, OptimizerConfig, Precision, Reduce, RunConfig, TowerDevices,
-    UpdateRule as RuleConfig, VariablePlacement,
+    ClusterMode, Exchange, LearningRateConfig, OptimizerConfig, Precision, Reduce, RunConfig,
+    TowerDevices, UpdateRule as RuleConfig, VariablePlacement,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::CpuDevice;
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
 use crate::optim::{Curve, Schedule, UpdateRule};
-use crate::reduce::{CpuMean, GradientReducer, Independent};
-use crate::store::{LocalStore, SharedStore, State, StoreSettings, VariableStore};
+use crate::reduce::{
+    CollectiveMean, CpuMean, GradientReducer, Independent, Link, SEGMENT, Topology,
+};
+use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::util::clock::Clock;
 
 /// A run ready to start.
@@ -38,6 +40,60 @@ pub struct Assembly {
     pub host: Arc<dyn Device>,
 }
 
+/// This process's part in a cluster.
+pub struct Part {
+    /// Its place among the workers.
+    pub rank: usize,
+    /// Workers.
+    pub size: usize,
+    /// How they meet.
+    pub fabric: Fabric,
+}
+
+/// How workers meet.
+pub enum Fabric {
+    /// There is one.
+    Alone,
+    /// At variables that are elsewhere.
+    Parameters(Box<dyn VariableStore>),
+    /// At each other.
+    Collective(Box<dyn Link>),
+}
+
+impl Part {
+    /// Of a run without a cluster.
+    pub fn alone() -> Self {
+        Self { rank: 0, size: 1, fabric: Fabric::Alone }
+    }
+}
+
+/// Micro-batches behind one update, over all workers whose gradients are in it.
+fn micro_batches_per_update(config: &RunConfig, workers: usize) -> usize {
+    let own = match config.towers.asynchronous {
+        true => 1,
+        false => config.towers.count() * config.towers.accumulate,
+    };
+    let workers = match config.cluster.mode {
+        ClusterMode::PsAsync if workers > 1 => 1,
+        ClusterMode::PsSync => {
+            config.cluster.replicas_to_aggregate.map_or(workers, |replicas| replicas as usize)
+        }
+        _ => workers,
+    };
+    own * workers
+}
+
+/// How variables start and change; the same on a worker and on a ps task.
+pub fn store_settings(config: &RunConfig, examples: usize, workers: usize) -> StoreSettings {
+    let global_batch = config.data.batch_size * micro_batches_per_update(config, workers);
+    StoreSettings {
+        seed: config.seed,
+        rule: rule(&config.optimizer),
+        schedule: schedule(config, examples, global_batch),
+        moving_average: config.moving_average.map(|decay| decay as f32),
+    }
+}
+
 /// Plugs together what `config` asks for. `start` is a checkpoint and the examples consumed until then.
 pub fn assemble(
     config: &RunConfig,
@@ -45,6 +101,7 @@ pub fn assemble(
     source: &Arc<dyn Source>,
     start: Option<(&State, u64)>,
     clock: &Arc<dyn Clock>,
+    part: Part,
 ) -> Result<Assembly> {
     if config.precision == Precision::Bf16 {
         bail!(DeviceError::Absent {
@@ -73,56 +130,110 @@ pub fn assemble(
         towers.push(LocalTower::new(device.clone(), compiled.clone())?);
     }
 
-    let asynchronous = config.towers.asynchronous;
-    let micro_batches = n_towers * config.towers.accumulate;
-    let global_batch = config.data.batch_size * if asynchronous { 1 } else { micro_batches };
     let own_copies = config.variables == VariablePlacement::Replicated;
     let table = Arc::new(compiled.table().clone());
-    let settings = StoreSettings {
-        seed: config.seed,
-        rule: rule(&config.optimizer),
-        schedule: schedule(config, source.len(), global_batch),
-        moving_average: config.moving_average.map(|decay| decay as f32),
-    };
+    let settings = store_settings(config, source.len(), part.size);
     let masters = if own_copies { devices.clone() } else { vec![host.clone()] };
-    let mut store = LocalStore::new(table, settings, masters)?;
-    let mut position = 0;
-    if let Some((state, consumed)) = start {
-        store.restore(state)?;
-        position = consumed;
-    }
-
+    let local = |position: &mut u64| -> Result<LocalStore> {
+        let mut store = LocalStore::new(table.clone(), settings.clone(), masters)?;
+        if let Some((state, consumed)) = start {
+            store.restore(state)?;
+            *position = consumed;
+        }
+        Ok(store)
+    };
     let build = Build { config, compiled, source, host: &host, clock };
-    let names = |devices: &[Arc<dyn Device>]| devices.iter().map(|d| d.name().clone()).collect();
-    let (trainers, store, reducer) = if asynchronous {
-        let len = compiled.table().slab_len();
-        let stores = SharedStore::split(store, len, config.train.max_steps, &devices)?;
-        let trainers = towers
-            .into_iter()
-            .zip(stores)
-            .enumerate()
-            .map(|(i, (tower, store))| {
-                let position = position + (i * config.data.batch_size) as u64;
-                build.trainer(vec![tower], i, Box::new(store), position, n_towers as u64)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        (trainers, "shared on the CPU, updated by each tower on its own", "none")
-    } else {
-        let trainer = build.trainer(towers, 0, Box::new(store), position, 1)?;
-        let reducer = trainer.reducer.name();
-        let store =
-            if own_copies { "replicated, one copy per tower" } else { "one copy on the CPU" };
-        (vec![trainer], store, reducer)
+    let own = (n_towers * config.towers.accumulate) as u64;
+    let turn = Turn { group: own, stride: own * part.size as u64 };
+    // Where this worker's examples of the step at hand begin.
+    let share = part.rank as u64 * own * config.data.batch_size as u64;
+    let at = |step: u64| step * turn.stride * config.data.batch_size as u64 + share;
+    let mut position = 0;
+    let in_words =
+        if own_copies { "replicated, one copy per tower" } else { "one copy on the CPU" };
+    let (trainers, store, reducer) = match part.fabric {
+        Fabric::Parameters(store) => {
+            let rounds = match config.cluster.mode {
+                ClusterMode::PsAsync => store.global_step() / part.size as u64,
+                ClusterMode::PsSync | ClusterMode::Collective => store.global_step(),
+            };
+            let trainer = build.trainer(towers, 0, store, None, at(rounds), turn)?;
+            (vec![trainer], "on parameter servers", config.cluster.mode.name())
+        }
+        Fabric::Collective(mut link) => {
+            let mut store = local(&mut position)?;
+            agree(&mut *link, &mut store, &StateLayout::new(table, &settings))?;
+            let position = at(store.global_step());
+            let trainer = build.trainer(towers, 0, Box::new(store), Some(link), position, turn)?;
+            (vec![trainer], in_words, "collective")
+        }
+        Fabric::Alone if config.towers.asynchronous => {
+            let store = local(&mut position)?;
+            let len = compiled.table().slab_len();
+            let stores = SharedStore::split(store, len, config.train.max_steps, &devices)?;
+            let turn = Turn { group: 1, stride: n_towers as u64 };
+            let trainers = towers
+                .into_iter()
+                .zip(stores)
+                .enumerate()
+                .map(|(i, (tower, store))| {
+                    let position = position + (i * config.data.batch_size) as u64;
+                    build.trainer(vec![tower], i, Box::new(store), None, position, turn)
+                })
+                .collect::<Result<Vec<_>>>()?;
+            (trainers, "shared on the CPU, updated by each tower on its own", "none")
+        }
+        Fabric::Alone => {
+            let store = local(&mut position)?;
+            let trainer = build.trainer(towers, 0, Box::new(store), None, position, turn)?;
+            let reducer = trainer.reducer.name();
+            (vec![trainer], in_words, reducer)
+        }
     };
     Ok(Assembly {
         trainers,
-        towers: names(&devices),
+        towers: devices.iter().map(|device| device.name().clone()).collect(),
         variables: (!own_copies).then(|| DeviceName::local(DeviceKind::Cpu, 0)),
         store,
         reducer,
-        global_batch,
+        global_batch: config.data.batch_size * micro_batches_per_update(config, part.size),
         host,
     })
+}
+
+/// How a trainer's batches lie among everybody's, in batches.
+#[derive(Clone, Copy)]
+struct Turn {
+    group: u64,
+    stride: u64,
+}
+
+/// All ranks take over what rank 0 has, so that nobody else needs the checkpoint.
+fn agree(link: &mut dyn Link, store: &mut LocalStore, layout: &StateLayout) -> Result<()> {
+    // Tags from the end: the reducer's begin at 0.
+    let tag = |part: usize| u64::MAX - part as u64;
+    // A step is two whole numbers that f32 holds exactly.
+    const LOW: u64 = 1 << 24;
+    if link.rank() == 0 {
+        let state = store.snapshot()?;
+        let slabs = layout.slabs(&state)?;
+        let step = [(state.global_step % LOW) as f32, (state.global_step / LOW) as f32];
+        for to in 1..link.size() {
+            link.send(to, tag(0), &step)?;
+            for (part, slab) in slabs.iter().enumerate() {
+                link.send(to, tag(part + 1), slab)?;
+            }
+        }
+        return Ok(());
+    }
+    let mut step = [0.0; 2];
+    link.recv(0, tag(0), &mut step)?;
+    let mut slabs = layout.slabs(&store.snapshot()?)?;
+    for (part, slab) in slabs.iter_mut().enumerate() {
+        link.recv(0, tag(part + 1), slab)?;
+    }
+    let global_step = step[0] as u64 + LOW * step[1] as u64;
+    Ok(store.restore(&layout.state(global_step, &slabs))?)
 }
 
 /// What all trainers of a run have in common.
@@ -140,32 +251,43 @@ impl Build<'_> {
         towers: Vec<LocalTower>,
         first_tower: usize,
         store: Box<dyn VariableStore>,
+        link: Option<Box<dyn Link>>,
         position: u64,
-        stride: u64,
+        turn: Turn,
     ) -> Result<Trainer> {
         let config = self.config;
         let n_batches = towers.len() * config.towers.accumulate;
         let table = Arc::new(self.compiled.table().clone());
+        let len = table.slab_len();
         let mut grads = Vec::new();
         for _ in 0..n_batches {
-            grads.push(self.host.alloc(table.slab_len())?);
+            grads.push(self.host.alloc(len)?);
         }
-        let reducer: Box<dyn GradientReducer> = match config.reduce {
-            Reduce::None => Box::new(Independent),
-            Reduce::Auto | Reduce::Cpu => {
-                Box::new(CpuMean::new(self.host.clone(), n_batches, table.slab_len())?)
-            }
-            Reduce::Nccl => bail!(DeviceError::Absent {
+        let reducer: Box<dyn GradientReducer> = match (config.reduce, link) {
+            (Reduce::Nccl, _) => bail!(DeviceError::Absent {
                 asked: "reduce: nccl".to_owned(),
                 reason: "NCCL averages between GPUs, and this run has CPU towers".to_owned(),
             }),
+            (_, Some(link)) => {
+                let local = Box::new(CpuMean::undivided(self.host.clone(), n_batches, len)?);
+                let topology = match config.cluster.exchange {
+                    Exchange::Direct => Topology::Direct,
+                    Exchange::Ring => Topology::Ring,
+                };
+                Box::new(CollectiveMean::new(local, link, topology, SEGMENT, len)?)
+            }
+            (Reduce::None, None) => Box::new(Independent),
+            (Reduce::Auto | Reduce::Cpu, None) => {
+                Box::new(CpuMean::new(self.host.clone(), n_batches, len)?)
+            }
         };
         let spec = PipelineSpec {
             seed: config.seed,
             shuffle: true,
             batch: config.data.batch_size,
             position,
-            stride,
+            group: turn.group,
+            stride: turn.stride,
             threads: config.data.threads,
             depth: 2 * n_batches,
         };

@@ -108,8 +108,7 @@ impl Trainer {
         let computed = self.clock.monotonic();
         self.reducer.reduce(&mut self.grads)?;
         let reduced = self.clock.monotonic();
-        let share =
-            Contribution { examples: self.examples_per_step(), loss: self.mean_losses[0] };
+        let share = Contribution { examples: self.examples_per_step(), loss: self.mean_losses[0] };
         let applied = self.store.apply(self.reducer.mean(&self.grads), share)?;
         let end = self.clock.monotonic();
         Ok(StepReport {

@@ -45,8 +45,16 @@ impl Drop for Numbers {
     }
 }
 
-const SPEC: PipelineSpec =
-    PipelineSpec { seed: 1, shuffle: true, batch: 4, position: 0, stride: 1, threads: 1, depth: 2 };
+const SPEC: PipelineSpec = PipelineSpec {
+    seed: 1,
+    shuffle: true,
+    batch: 4,
+    position: 0,
+    group: 1,
+    stride: 1,
+    threads: 1,
+    depth: 2,
+};
 
 fn batches(examples: usize, spec: PipelineSpec, count: usize) -> Vec<Batch> {
     let source = Arc::new(Numbers::new(examples));

@@ -1,0 +1,37 @@
+//! The cluster's settings.
+
+use serde::{Deserialize, Serialize};
+
+use super::choice::{ClusterMode, Exchange, Placement};
+use crate::cluster::ClusterSpec;
+
+/// Who trains together, and how. Without jobs there is no cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// The addresses of every task, by job; in YAML each job is a key of `cluster` itself.
+    pub jobs: ClusterSpec,
+    /// How the tasks train together.
+    pub mode: ClusterMode,
+    /// Gradients of a synchronous update; `None` means one of every worker. Fewer make backup workers of the rest.
+    pub replicas_to_aggregate: Option<u64>,
+    /// How many updates old an asynchronous gradient may be; `None` = any.
+    pub max_staleness: Option<u64>,
+    /// Which parameter server holds what.
+    pub placement: Placement,
+    /// Which way gradients take in a collective.
+    pub exchange: Exchange,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            jobs: ClusterSpec::default(),
+            mode: ClusterMode::PsSync,
+            replicas_to_aggregate: None,
+            max_staleness: None,
+            placement: Placement::Even,
+            exchange: Exchange::Direct,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! [`GrpcLink`]: the ranks of a collective over gRPC, one stream from each to each.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::channel::Peer;
+use super::control::Identity;
+use super::proto::collective_client::CollectiveClient;
+use super::proto::collective_server::Collective;
+use super::proto::{ExchangeReply, Segment};
+use super::{RpcError, Runtime};
+use crate::cluster::TaskId;
+use crate::reduce::{Link, ReduceError};
+
+/// Segments on their way to one peer before a sender waits.
+const IN_FLIGHT: usize = 8;
+
+/// Where arriving segments go: one queue per sending rank.
+pub struct Inbox {
+    ranks: Vec<TaskId>,
+    queues: Vec<Sender<Segment>>,
+}
+
+impl Inbox {
+    /// For the ranks of a collective, and the ends that a [`GrpcLink`] reads.
+    pub fn new(ranks: Vec<TaskId>) -> (Arc<Self>, Vec<Receiver<Segment>>) {
+        let (queues, ends) = ranks.iter().map(|_| channel()).unzip();
+        (Arc::new(Self { ranks, queues }), ends)
+    }
+}
+
+#[tonic::async_trait]
+impl Collective for Arc<Inbox> {
+    async fn exchange(
+        &self,
+        request: Request<Streaming<Segment>>,
+    ) -> Result<Response<ExchangeReply>, Status> {
+        let mut stream = request.into_inner();
+        let mut queue = None;
+        while let Some(segment) = stream.next().await {
+            let segment = segment?;
+            if queue.is_none() {
+                let rank = self.ranks.iter().position(|task| task.to_string() == segment.task);
+                let unknown = || {
+                    Status::permission_denied(format!(
+                        "{} is no rank of this collective",
+                        segment.task
+                    ))
+                };
+                queue = Some(&self.queues[rank.ok_or_else(unknown)?]);
+            }
+            // The trainer is gone when nobody reads: so is the need to.
+            if queue.is_some_and(|queue| queue.send(segment).is_err()) {
+                break;
+            }
+        }
+        Ok(Response::new(ExchangeReply {}))
+    }
+}
+
+/// This rank's connections to all others.
+pub struct GrpcLink {
+    rank: usize,
+    runtime: Runtime,
+    identity: Arc<Identity>,
+    /// By rank; none for the own one.
+    peers: Vec<Option<(Peer, mpsc::Sender<Segment>)>>,
+    inbox: Vec<Receiver<Segment>>,
+    /// What came before it was asked for.
+    early: HashMap<(usize, u64), Bytes>,
+}
+
+impl GrpcLink {
+    /// Opens a stream to each peer; `peers` are all ranks but this one, ascending.
+    pub fn open(
+        runtime: Runtime,
+        identity: Arc<Identity>,
+        rank: usize,
+        peers: Vec<Peer>,
+        inbox: Vec<Receiver<Segment>>,
+    ) -> Self {
+        let mut links: Vec<Option<(Peer, mpsc::Sender<Segment>)>> = Vec::new();
+        for peer in peers {
+            if links.len() == rank {
+                links.push(None);
+            }
+            let (queue, segments) = mpsc::channel(IN_FLIGHT);
+            let mut client = CollectiveClient::new(peer.channel.clone());
+            runtime.spawn(async move {
+                // Its end shows where the peer is watched.
+                let _ = client.exchange(ReceiverStream::new(segments)).await;
+            });
+            links.push(Some((peer, queue)));
+        }
+        if links.len() == rank {
+            links.push(None);
+        }
+        Self { rank, runtime, identity, peers: links, inbox, early: HashMap::new() }
+    }
+
+    /// Why a rank is gone, where that is known by now; waits a moment for the word.
+    pub fn reason(&self, rank: usize) -> Option<RpcError> {
+        let (peer, _) = self.peers.get(rank)?.as_ref()?;
+        let ended = async { tokio::time::timeout(Duration::from_secs(1), peer.ended()).await.ok() };
+        self.runtime.block_on(ended)
+    }
+
+    fn lost(&self, rank: usize) -> ReduceError {
+        if let Some(reason) = self.reason(rank) {
+            tracing::warn!("{reason}");
+        }
+        ReduceError::PeerLost { rank }
+    }
+
+    /// A peer that has ended, if any.
+    fn ended(&self) -> Option<usize> {
+        self.peers.iter().position(|p| p.as_ref().is_some_and(|(peer, _)| peer.has_ended()))
+    }
+}
+
+/// How often a waiting rank looks whether anybody is gone.
+const GLANCE: Duration = Duration::from_millis(100);
+
+impl Link for GrpcLink {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
+        let Some(Some((_, queue))) = self.peers.get(to) else {
+            return Err(ReduceError::PeerLost { rank: to });
+        };
+        let task = self.identity.task.to_string();
+        let data = Bytes::copy_from_slice(bytemuck::cast_slice(chunk));
+        queue.blocking_send(Segment { task, tag, data }).map_err(|_| self.lost(to))
+    }
+
+    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
+        let data = loop {
+            if let Some(data) = self.early.remove(&(from, tag)) {
+                break data;
+            }
+            match self.inbox[from].recv_timeout(GLANCE) {
+                Ok(segment) if segment.tag == tag => break segment.data,
+                Ok(segment) => _ = self.early.insert((from, segment.tag), segment.data),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(rank) = self.ended() {
+                        return Err(self.lost(rank));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lost(from)),
+            }
+        };
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(into);
+        if data.len() != bytes.len() {
+            let (found, expected) = (data.len() / 4, into.len());
+            return Err(ReduceError::Length { rank: from, expected, found });
+        }
+        bytes.copy_from_slice(&data);
+        Ok(())
+    }
+}
