@@ -6,6 +6,8 @@
 //! |---|---|---|
 //! | 8 | [`cli`] | the commands; the only place that prints |
 //! | 7 | [`train`] | the step, the hooks around it, and the one place that knows the mode |
+//! | 6 | [`rpc`] | tasks that talk: parameter servers and collectives over gRPC |
+//! | 5 | [`ps`] | which task holds what, and when a gradient is applied |
 //! | 4 | [`store`] | where variables live and how they change |
 //! | 4 | [`reduce`] | where gradients meet |
 //! | 3 | [`device`] | slabs, programs and kernels on a CPU or GPU |

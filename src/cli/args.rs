@@ -100,10 +100,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, action = ArgAction::Set)]
     pub(crate) synthetic: Option<bool>,
     /// Go on with the run in --train-dir
-    #[arg(long, conflicts_with = "overwrite")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = boolean, action = ArgAction::Set)]
     pub(crate) resume: bool,
     /// Replace the run in --train-dir
-    #[arg(long)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = boolean, action = ArgAction::Set)]
     pub(crate) overwrite: bool,
     /// A constant learning rate instead of the configured schedule
     #[arg(long, value_name = "RATE")]
@@ -112,7 +112,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "K")]
     pub(crate) accumulate: Option<u64>,
     /// Towers update the variables without waiting for each other
-    #[arg(long)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = boolean, action = ArgAction::Set)]
     pub(crate) async_towers: bool,
     /// Where variables live: cpu, replicated
     #[arg(long, value_name = "WHERE")]
@@ -126,7 +126,7 @@ pub(crate) struct TrainArgs {
     /// Of all random numbers
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Threads of all towers together [all cores]
+    /// Threads of all towers together, at least one each [all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
     /// Threads that prepare input

@@ -41,7 +41,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         set: args.set.clone(),
         ..TrainArgs::default()
     };
-    let layers = setup::with_flags(Layers::new(Some(&args.model)), &flags);
+    let layers = setup::with_flags(Layers::new(Some(&args.model)), &flags)?;
     let layers = match flags.synthetic {
         Some(true) => layers.flag("bench", "data.examples", json!(SYNTHETIC_EXAMPLES)),
         _ => layers,
@@ -62,7 +62,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
             config.data.batch_size,
             args.num_batches,
             assembly.towers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-            assembly.host.describe(),
+            assembly.tower_words,
             assembly.store,
             assembly.reducer,
         ))?;
@@ -118,7 +118,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         let result = json!({
             "benchmark": "step", "valid": finite, "model": config.model.name.name(), "data": source.name(),
             "batch_size": config.data.batch_size, "global_batch": examples, "towers": assembly.towers.len(),
-            "device": assembly.host.describe(), "steps": times.len(), "images_per_sec": speed.mean,
+            "device": assembly.tower_words, "steps": times.len(), "images_per_sec": speed.mean,
             "uncertainty": speed.uncertainty, "jitter": speed.jitter, "total_images_per_sec": total,
             "loss": loss, "median": split,
         });

@@ -6,13 +6,12 @@ use super::output::print;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::device::cpu::Isa;
 use crate::device::cuda;
-use crate::util::stats;
+use crate::util::{cores, stats};
 
 /// The devices by their full names, then the CUDA libraries.
 pub(super) fn devices() -> Result<u8> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let cpu = DeviceName::local(DeviceKind::Cpu, 0);
-    let mut text = format!("{cpu}  {cores} cores, {}\n", Isa::detect());
+    let mut text = format!("{cpu}  {} cores, {}\n", cores(), Isa::detect());
     let found = cuda::probe();
     match &found.gpus {
         Ok(gpus) => {

@@ -1,7 +1,5 @@
 //! `tftrain eval`: judge a run's checkpoints, once or as they appear.
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,13 +10,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::args::{EvalArgs, EvalData, WeightsArg};
 use super::exit::Usage;
 use super::output::{class_table, note, precision_line, print};
-use super::setup;
+use super::setup::{self, Loaded};
 use crate::data::Split;
 use crate::device::cpu::CpuDevice;
-use crate::io::{EventWriter, checkpoint};
+use crate::io::{EventWriter, RUN_FILE};
 use crate::store::State;
 use crate::train::{Evaluator, EventsReport, Happening, Report, Weights};
 use crate::util::clock::{Clock, SystemClock};
+use crate::util::cores;
 
 /// Evaluates the newest checkpoint, or each new one.
 pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
@@ -32,11 +31,14 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
                 .context("cannot listen to signals")?;
         }
         // The job to follow may not have begun.
-        while !args.train_dir.join(setup::RUN_FILE).exists() {
+        while !args.train_dir.join(RUN_FILE).exists() {
             if !wait(interval, &*clock, &stop) {
                 return Ok(0);
             }
         }
+    }
+    if args.num_examples == Some(0) {
+        return Err(Usage("--num-examples 0 leaves nothing to evaluate".to_owned()).into());
     }
     let mut config = setup::of_run(&args.train_dir)?.config;
     if let Some(dir) = &args.data_dir {
@@ -49,8 +51,7 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
     let Some(source) = setup::evaluation_source(&config, split)? else {
         return Err(Usage(format!("model {} has no classes to evaluate", config.model.name)).into());
     };
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let device = CpuDevice::new(0, args.threads.unwrap_or(cores))?;
+    let device = CpuDevice::new(0, args.threads.unwrap_or_else(cores))?;
     let model = setup::model(&config);
     let mut evaluator = Evaluator::new(&*model, &device, config.data.batch_size)?;
     let mut events = match &args.eval_dir {
@@ -65,14 +66,14 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
 
     let mut seen = None;
     loop {
-        match newest(&args.train_dir)? {
+        match setup::newest_checkpoint(&args.train_dir)? {
             None if interval.is_none() => {
                 let dir = args.train_dir.display();
                 return Err(
                     Usage(format!("no checkpoint found in {dir}; has the run saved one?")).into()
                 );
             }
-            Some((state, _)) if seen != Some(state.global_step) => {
+            Some(Loaded { state, .. }) if seen != Some(state.global_step) => {
                 seen = Some(state.global_step);
                 for weights in judged(args.weights, &state, &mut evaluator)? {
                     let limit = args.num_examples.unwrap_or(usize::MAX);
@@ -119,16 +120,6 @@ fn wait(interval: Duration, clock: &dyn Clock, stop: &AtomicBool) -> bool {
         std::thread::sleep(Duration::from_millis(50));
     }
     true
-}
-
-/// The newest checkpoint of a run that can be read, and its metadata.
-pub(super) fn newest(dir: &Path) -> Result<Option<(State, BTreeMap<String, String>)>> {
-    let Some((_, snapshot, skipped)) = checkpoint::load_latest(dir)? else { return Ok(None) };
-    for (path, error) in skipped {
-        note(&format!("WARNING: skipped {}: {error}", path.display()));
-    }
-    let state = State { global_step: snapshot.global_step, tensors: snapshot.tensors };
-    Ok(Some((state, snapshot.metadata)))
 }
 
 /// The weights to judge; raw ones, with a word, where averages were asked for but not kept.

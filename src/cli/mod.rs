@@ -68,26 +68,52 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
     }
 }
 
-/// Arguments in this program's spelling: `--num_gpus` is `--num-gpus`, as TensorFlow's scripts write it, and
-/// `tftrain --config FILE` is `tftrain train --config FILE`.
+/// Switches that TensorFlow's scripts also write as `--flag True` and `--noflag`.
+const SWITCHES: [&str; 7] = [
+    "--allow-soft-placement",
+    "--async-towers",
+    "--log-device-placement",
+    "--overwrite",
+    "--resume",
+    "--run-once",
+    "--synthetic",
+];
+
+/// Arguments in this program's spelling: `--num_gpus` is `--num-gpus`, `--log_device_placement True` is
+/// `--log-device-placement=True`, and `tftrain --config FILE` is `tftrain train --config FILE`. What follows a bare `--`
+/// stays as it is.
 fn normalized(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut out = Vec::new();
-    for (i, arg) in args.enumerate() {
-        let arg = match arg.to_str() {
-            Some(flag) if flag.starts_with("--") => {
-                let (name, value) = match flag.split_once('=') {
-                    Some((name, value)) => (name, Some(value)),
-                    None => (flag, None),
-                };
-                let name = name.replace('_', "-");
-                value.map_or(name.clone(), |value| format!("{name}={value}")).into()
-            }
-            _ => arg,
+    let mut args = args.peekable();
+    let mut out: Vec<OsString> = args.next().into_iter().collect();
+    while let Some(arg) = args.next() {
+        let Some(flag) = arg.to_str().filter(|flag| flag.starts_with("--")) else {
+            out.push(arg);
+            continue;
         };
-        if i == 1 && arg.to_str().is_some_and(|a| a == "--config" || a.starts_with("--config=")) {
-            out.push("train".into());
+        if flag == "--" {
+            out.push(arg);
+            break;
         }
-        out.push(arg);
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (flag, None),
+        };
+        let mut name = name.replace('_', "-");
+        let mut value = value;
+        let positive = name.strip_prefix("--no").map(|rest| format!("--{rest}"));
+        if let Some(positive) = positive.filter(|name| SWITCHES.contains(&name.as_str())) {
+            (name, value) = (positive, Some("false".to_owned()));
+        } else if SWITCHES.contains(&name.as_str()) && value.is_none() {
+            let next = args.next_if(|next| next == "True" || next == "False");
+            value = next.and_then(|next| next.into_string().ok());
+        }
+        out.push(value.map_or(name.clone(), |value| format!("{name}={value}")).into());
+    }
+    out.extend(args);
+    let is = |arg: &OsString, start: &str| arg.to_str().is_some_and(|arg| arg.starts_with(start));
+    if out.get(1).is_some_and(|first| is(first, "--")) && out.iter().any(|arg| is(arg, "--config"))
+    {
+        out.insert(1, "train".into());
     }
     out
 }
@@ -108,6 +134,13 @@ mod tests {
         assert_eq!(
             out,
             ["tftrain", "cifar10", "--num-gpus=2", "--train-dir", "a_b", "--data-dir=c_d"]
+        );
+        let args =
+            ["tftrain", "train", "--log_device_placement", "True", "--nosynthetic", "--", "--a_b"];
+        let out = normalized(args.iter().map(OsString::from));
+        assert_eq!(
+            out,
+            ["tftrain", "train", "--log-device-placement=True", "--synthetic=false", "--", "--a_b"]
         );
         let out = normalized(["tftrain", "--config", "x.yaml"].iter().map(OsString::from));
         assert_eq!(out, ["tftrain", "train", "--config", "x.yaml"]);

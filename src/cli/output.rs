@@ -63,6 +63,9 @@ pub(super) fn stamp(wall: Duration) -> String {
     time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S.%6f").to_string()
 }
 
+/// Untimed steps before the benchmark's lines.
+const WARM_UP: i64 = 10;
+
 /// Prints what happens in a run.
 pub(super) struct Console {
     format: Output,
@@ -73,7 +76,11 @@ pub(super) struct Console {
     signal: Arc<AtomicUsize>,
     /// The task in front of each line, in a cluster.
     prefix: String,
-    /// Step times so far, kept for the benchmark's lines only.
+    /// Untimed steps that are left, for the benchmark's lines; negative after them.
+    warm_up: i64,
+    /// Steps from one of the benchmark's lines to the next.
+    display_every: u64,
+    /// Step times since the warm-up, kept for the benchmark's lines only.
     times: Vec<Duration>,
     examples: usize,
 }
@@ -87,6 +94,7 @@ impl Console {
         classes: Vec<String>,
         signal: Arc<AtomicUsize>,
         task: Option<String>,
+        display_every: u64,
     ) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps.end), target());
         let template = "[{elapsed_precise}] {bar:30} step {pos}/{len} (eta {eta})";
@@ -96,7 +104,18 @@ impl Console {
         bar.set_position(steps.start);
         bar.reset_eta();
         let prefix = task.map_or_else(String::new, |task| format!("{task} "));
-        Self { format, clock, bar, classes, signal, prefix, times: Vec::new(), examples: 0 }
+        Self {
+            format,
+            clock,
+            bar,
+            classes,
+            signal,
+            prefix,
+            warm_up: WARM_UP,
+            display_every: display_every.max(1),
+            times: Vec::new(),
+            examples: 0,
+        }
     }
 
     fn say(&self, line: &str) -> Result<()> {
@@ -113,13 +132,8 @@ impl Console {
     fn line(&self, line: &Line) -> Result<()> {
         match self.format {
             Output::Json => self.say(&object("step", line)?),
-            Output::Benchmark => {
-                let speed = Speed::of(&self.times, self.examples);
-                self.say(&format!(
-                    "{}\timages/sec: {:.1} +/- {:.1} (jitter = {:.1})\t{:.3}",
-                    line.step, speed.mean, speed.uncertainty, speed.jitter, line.loss
-                ))
-            }
+            // By its own count of steps, see `count`.
+            Output::Benchmark => Ok(()),
             Output::Tutorial if !line.variables.is_empty() => {
                 let values: Vec<String> = line
                     .variables
@@ -144,19 +158,49 @@ impl Console {
         }
     }
 
-    fn count(&mut self, report: &StepReport) {
+    /// A step is done. The benchmark's lines count from the end of a warm-up, and show every `display_every`-th step.
+    fn count(&mut self, report: &StepReport) -> Result<()> {
         self.bar.set_position(report.global_step);
-        if self.format == Output::Benchmark {
+        if self.format != Output::Benchmark {
+            return Ok(());
+        }
+        self.warm_up -= 1;
+        if self.warm_up == WARM_UP - 1 {
+            self.say("Running warm up")?;
+        }
+        if self.warm_up == 0 {
+            self.say("Done warm up\nStep\tImg/sec\ttotal_loss")?;
+        }
+        if self.warm_up < 0 {
             self.times.push(report.times.total());
             self.examples = report.examples;
+            let local = self.times.len() as u64;
+            if local == 1 || local.is_multiple_of(self.display_every) {
+                let speed = Speed::of(&self.times, self.examples);
+                self.say(&format!(
+                    "{local}\timages/sec: {:.1} +/- {:.1} (jitter = {:.1})\t{:.3}",
+                    speed.mean, speed.uncertainty, speed.jitter, report.loss
+                ))?;
+            }
         }
+        Ok(())
+    }
+
+    /// The benchmark's last line.
+    fn total(&self) -> Result<()> {
+        if self.format != Output::Benchmark || self.times.is_empty() {
+            return Ok(());
+        }
+        let rule = "-".repeat(64);
+        let speed = Speed::of(&self.times, self.examples);
+        self.say(&format!("{rule}\ntotal images/sec: {:.2}\n{rule}", speed.mean))
     }
 }
 
 impl Report for Console {
     fn report(&mut self, happening: &Happening<'_>) -> Result<()> {
         match happening {
-            Happening::Step(report) => self.count(report),
+            Happening::Step(report) => self.count(report)?,
             Happening::Line(line) => self.line(line)?,
             Happening::Evaluation(evaluation) if self.format == Output::Json => {
                 self.say(&object("evaluation", evaluation)?)?;
@@ -169,7 +213,10 @@ impl Report for Console {
                 tracing::info!("saved step {step} to {}", path.display());
             }
             Happening::Summary(_) => {}
-            Happening::End { .. } => self.bar.finish_and_clear(),
+            Happening::End { .. } => {
+                self.total()?;
+                self.bar.finish_and_clear();
+            }
         }
         Ok(())
     }

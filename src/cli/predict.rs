@@ -9,10 +9,9 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 
 use super::args::PredictArgs;
-use super::eval::newest;
 use super::exit::Usage;
 use super::output::print;
-use super::setup;
+use super::setup::{self, Loaded};
 use crate::config::DataName;
 use crate::data::{CROP, CifarSet, DataError, Draw, Pictures, distort, load_file};
 use crate::device::cpu::CpuDevice;
@@ -25,7 +24,7 @@ pub(super) fn predict(args: &PredictArgs) -> Result<u8> {
     if model.classes().is_none() {
         return Err(Usage(format!("model {} has no classes to predict", model.name())).into());
     }
-    let Some((state, metadata)) = newest(&args.train_dir)? else {
+    let Some(Loaded { state, metadata, .. }) = setup::newest_checkpoint(&args.train_dir)? else {
         let text = format!("no checkpoint found in {}", args.train_dir.display());
         return Err(Usage(text).into());
     };

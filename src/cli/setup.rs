@@ -1,5 +1,6 @@
 //! From a configuration to its model and data.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,10 +15,9 @@ use crate::data::{
     ArchiveInfo, Augmented, Central, CifarSet, DataError, Line, Pictures, Source, Split, fetch,
     load, pictures, unpack,
 };
+use crate::io::{RUN_FILE, checkpoint};
 use crate::model::{Cifar, Line as LineModel, Model};
-
-/// The file of a run that holds its resolved configuration.
-pub(super) const RUN_FILE: &str = "run.yaml";
+use crate::store::State;
 
 /// Adds a configuration file.
 pub(super) fn with_file(layers: Layers, path: &Path) -> Result<Layers> {
@@ -27,7 +27,21 @@ pub(super) fn with_file(layers: Layers, path: &Path) -> Result<Layers> {
 }
 
 /// Adds what the flags say.
-pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Layers {
+pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Result<Layers> {
+    if args.synthetic == Some(true) && args.data_dir.is_some() {
+        let text = "--synthetic draws its pictures and --data-dir names a folder to read; give one of them";
+        return Err(Usage(text.to_owned()).into());
+    }
+    let numbers = [
+        ("--learning-rate", args.learning_rate),
+        ("--save-secs", args.save_secs),
+        ("--keep-every-hours", args.keep_every_hours),
+    ];
+    for (name, value) in numbers {
+        if let Some(value) = value.filter(|value| !value.is_finite()) {
+            return Err(Usage(format!("{name}: {value} is no finite number")).into());
+        }
+    }
     for set in &args.set {
         layers = layers.set(set.as_str());
     }
@@ -41,7 +55,8 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Layers {
     flag("--batch-size", "data.batch_size", args.batch_size.map(|n| json!(n)));
     flag("--max-steps", "train.max_steps", args.max_steps.map(|n| json!(n)));
     flag("--train-dir", "train.dir", args.train_dir.as_ref().map(|dir| json!(dir)));
-    flag("--synthetic", "data.name", args.synthetic.filter(|s| *s).map(|_| json!("synthetic")));
+    let synthetic = args.synthetic.map(|on| json!(if on { "synthetic" } else { "cifar10" }));
+    flag("--synthetic", "data.name", synthetic);
     flag("--data-dir", "data.dir", args.data_dir.as_ref().map(|dir| json!(dir)));
     if let Some(rate) = args.learning_rate {
         flag("--learning-rate", "optimizer.learning_rate.schedule", Some(json!("constant")));
@@ -63,7 +78,7 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Layers {
     flag("--keep", "train.checkpoint.keep", args.keep.map(|n| json!(n)));
     let hours = args.keep_every_hours.map(|n| json!(n));
     flag("--keep-every-hours", "train.checkpoint.keep_every_hours", hours);
-    layers
+    Ok(layers)
 }
 
 /// The configuration that a run directory was trained with.
@@ -74,6 +89,23 @@ pub(super) fn of_run(dir: &Path) -> Result<Resolved> {
         return Err(Usage(text).into());
     }
     Ok(with_file(Layers::new(None), &path)?.resolve()?)
+}
+
+/// A checkpoint that could be read.
+pub(super) struct Loaded {
+    pub(super) path: PathBuf,
+    pub(super) state: State,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// The newest checkpoint of a run that can be read; says which newer ones cannot.
+pub(super) fn newest_checkpoint(dir: &Path) -> Result<Option<Loaded>> {
+    let Some((path, snapshot, skipped)) = checkpoint::load_latest(dir)? else { return Ok(None) };
+    for (path, error) in skipped {
+        output::note(&format!("WARNING: skipped {}: {error}", path.display()));
+    }
+    let state = State { global_step: snapshot.global_step, tensors: snapshot.tensors };
+    Ok(Some(Loaded { path, state, metadata: snapshot.metadata }))
 }
 
 /// The network of a configuration.

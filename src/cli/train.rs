@@ -13,7 +13,8 @@ use super::args::{Output, TrainArgs};
 use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
 use super::output::{Console, note, print};
-use super::{exit, launch, setup};
+use super::setup::{self, Loaded};
+use super::{exit, launch};
 use crate::cluster::Role;
 use crate::config::{
     Layers, LearningRateConfig, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml,
@@ -23,7 +24,7 @@ use crate::device::DeviceError;
 use crate::device::cuda;
 use crate::graph::Op;
 use crate::io::{
-    CheckpointStore, EventWriter, MetricsWriter, OpenMode, Retention, TrainDir, checkpoint,
+    CheckpointStore, EventWriter, MetricsWriter, OpenMode, RUN_FILE, Retention, TrainDir,
     write_atomic,
 };
 use crate::model::{Compiled, Model, compile};
@@ -81,7 +82,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         _ => None,
     };
     let start = match &train_dir {
-        Some(dir) if args.resume => load_start(dir.path(), &compiled)?,
+        Some(dir) if args.resume => load_start(dir.path())?,
         _ => None,
     };
     let state = start.as_ref().map(|(state, _)| state);
@@ -133,7 +134,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
 fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Result<Resolved> {
     let mut resolved = layered(Layers::new(recipe), file, args)?.resolve()?;
     let dir = Path::new(&resolved.config.train.dir).to_owned();
-    if args.resume && dir.join(setup::RUN_FILE).exists() {
+    if args.resume && dir.join(RUN_FILE).exists() {
         let before = setup::of_run(&dir)?;
         let model = before.config.model.name;
         if recipe.is_some_and(|recipe| recipe != model.name()) {
@@ -143,7 +144,7 @@ fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Res
             );
             return Err(Refused(text).into());
         }
-        let beneath = setup::with_file(Layers::new(recipe), &dir.join(setup::RUN_FILE))?;
+        let beneath = setup::with_file(Layers::new(recipe), &dir.join(RUN_FILE))?;
         resolved = layered(beneath, file, args)?.resolve()?;
         for (key, old, new) in differences(&before.config, &resolved.config) {
             note(&format!("resuming with a changed setting: {key} was {old}, is {new}"));
@@ -174,7 +175,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// From the header to the last line; the value is the exit code.
     fn go(mut self, part: Part) -> Result<u8> {
-        let config = &self.resolved.config;
+        let config = &self.resolved.config.clone();
         let start = self.start.as_ref().map(|(state, position)| (state, *position));
         let mut assembly =
             assemble(config, &self.compiled, &self.source, start, &self.clock, part)?;
@@ -199,8 +200,15 @@ impl Run<'_> {
         let classes = self.source.classes().to_vec();
         let steps = start_step..max_steps;
         let (clock, signal) = (self.clock.clone(), self.signal.clone());
-        let console =
-            Console::new(self.args.output, clock, steps, classes, signal.clone(), self.name.take());
+        let console = Console::new(
+            self.args.output,
+            clock,
+            steps,
+            classes,
+            signal.clone(),
+            self.name.take(),
+            config.train.log_every,
+        );
         let mut reports: Vec<Box<dyn Report>> = vec![Box::new(console)];
         let mut hooks: Vec<Box<dyn Hook>> =
             vec![Box::new(LogHook::new(config.train.log_every, start_step))];
@@ -239,14 +247,8 @@ impl Run<'_> {
         }
         let (dir, clock) = (train_dir.path(), &self.clock);
         let text = run_yaml(&self.resolved);
-        write_atomic(&dir.join(setup::RUN_FILE), |file| {
-            std::io::Write::write_all(file, text.as_bytes())
-        })?;
+        write_atomic(&dir.join(RUN_FILE), |file| std::io::Write::write_all(file, text.as_bytes()))?;
         hooks.push(Box::new(SummaryHook::new(config.train.summary_every, start_step)));
-        if let Some((every, held_out)) = self.held_out.take() {
-            let evaluator = Evaluator::new(&*self.model, &*assembly.host, config.data.batch_size)?;
-            hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
-        }
         let keep = &config.train.checkpoint;
         let retention =
             Retention { newest: keep.keep as usize, every_hours: keep.keep_every_hours };
@@ -258,6 +260,11 @@ impl Run<'_> {
             clock.clone(),
             start_step,
         )));
+        // After the checkpoint: an evaluation that is cut short costs no step.
+        if let Some((every, held_out)) = self.held_out.take() {
+            let evaluator = Evaluator::new(&*self.model, &*assembly.host, config.data.batch_size)?;
+            hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
+        }
         let mut events = EventWriter::create(dir, &hostname(), clock.clone())?;
         events.session_start(start_step)?;
         let metrics = MetricsWriter::open(dir)?;
@@ -271,7 +278,7 @@ fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<
     if let Some(path) = file {
         layers = setup::with_file(layers, path)?;
     }
-    Ok(setup::with_flags(layers, args))
+    setup::with_flags(layers, args)
 }
 
 /// Answers a request for GPUs: an error, or CPU towers where that is allowed.
@@ -303,27 +310,19 @@ fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
 }
 
 /// The newest checkpoint of a run that is resumed, and how many examples it had consumed.
-fn load_start(dir: &Path, compiled: &Compiled) -> Result<Option<(State, u64)>> {
-    let Some((path, snapshot, skipped)) = checkpoint::load_latest(dir)? else {
+fn load_start(dir: &Path) -> Result<Option<(State, u64)>> {
+    let Some(Loaded { path, state, metadata }) = setup::newest_checkpoint(dir)? else {
         note(&format!("{} holds no checkpoint: starting at step 0", dir.display()));
         return Ok(None);
     };
-    for (path, error) in skipped {
-        note(&format!("WARNING: skipped {}: {error}", path.display()));
-    }
-    let fingerprint = format!("{:016x}", compiled.table().fingerprint());
-    if let Some(found) = snapshot.metadata.get("layout").filter(|found| **found != fingerprint) {
-        tracing::warn!("layout {found} differs from the model's {fingerprint}");
-    }
-    let position = snapshot.metadata.get("position").and_then(|p| p.parse().ok());
+    let position = metadata.get("position").and_then(|p| p.parse().ok());
     let position = position.with_context(|| {
         format!(
             "{} does not tell its data position; it was written by another program",
             path.display()
         )
     })?;
-    note(&format!("resuming {} at step {}", path.display(), snapshot.global_step));
-    let state = State { global_step: snapshot.global_step, tensors: snapshot.tensors };
+    note(&format!("resuming {} at step {}", path.display(), state.global_step));
     Ok(Some((state, position)))
 }
 
@@ -371,7 +370,7 @@ fn header(
     assembly: &Assembly,
 ) -> String {
     let table = compiled.table();
-    let (n_towers, batch) = (assembly.towers.len(), config.data.batch_size);
+    let batch = config.data.batch_size;
     let devices: Vec<String> = assembly.towers.iter().map(ToString::to_string).collect();
     let accumulate = match config.towers.accumulate {
         1 => String::new(),
@@ -391,7 +390,7 @@ fn header(
             "Data",
             format!("{} ({} training examples)", source.name(), stats::count(source.len() as u64)),
         ),
-        ("Towers", format!("{n_towers} on {} ({})", devices.join(", "), assembly.host.describe())),
+        ("Towers", towers_words(&devices, &assembly.tower_words)),
         ("Variables", assembly.store.to_owned()),
         ("Reduce", assembly.reducer.to_owned()),
         (
@@ -410,6 +409,13 @@ fn header(
         ("Train dir", config.train.dir.clone()),
     ];
     rows.iter().map(|(name, value)| format!("{:15}{value}\n", format!("{name}:"))).collect()
+}
+
+fn towers_words(devices: &[String], each: &str) -> String {
+    match devices {
+        [one] => format!("1 on {one} ({each})"),
+        many => format!("{} on {} (each {each})", many.len(), many.join(", ")),
+    }
 }
 
 fn rate_words(config: &RunConfig) -> String {
@@ -459,7 +465,6 @@ fn placement(compiled: &Compiled, assembly: &Assembly) -> String {
         }
     }
     let host = assembly.host.name();
-    log += &format!("store: ({}): {host}\n", assembly.store);
-    log += &format!("reducer: ({}): {host}\n", assembly.reducer);
+    log += &format!("store: (VariableStore): {host}\nreducer: (GradientReducer): {host}\n");
     log
 }

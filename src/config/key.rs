@@ -84,6 +84,8 @@ pub(crate) fn children(section: &str) -> Vec<&'static str> {
 
 /// Counts are held as `usize` and multiplied with each other, so they stay well below its end.
 const COUNT: Kind = Kind::Whole { min: 1, max: u32::MAX as u64 };
+/// Of threads, or of what has threads or slabs of its own.
+const FEW: Kind = Kind::Whole { min: 1, max: 1024 };
 const FROM_ONE: Kind = Kind::Whole { min: 1, max: u64::MAX };
 const FROM_ZERO: Kind = Kind::Whole { min: 0, max: u64::MAX };
 
@@ -96,7 +98,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("data.name", Kind::Choice(DataName::NAMES)),
     key("data.dir", Kind::Text),
     key("data.batch_size", COUNT),
-    key("data.threads", COUNT),
+    key("data.threads", FEW),
     key("data.examples", FROM_ONE).nullable().only("data.name", &["synthetic", "line"]),
     key("optimizer.name", Kind::Choice(OptimizerName::NAMES)),
     key("optimizer.momentum", Kind::Real((Bound::Included(0.0), Bound::Excluded(1.0))))
@@ -136,10 +138,10 @@ pub(crate) const KEYS: &[Key] = &[
         .needed(),
     key("optimizer.learning_rate.warmup_epochs", Kind::Real(NOT_NEGATIVE)),
     key("moving_average", Kind::Real((Bound::Excluded(0.0), Bound::Excluded(1.0)))).nullable(),
-    key("towers.gpus", COUNT).excludes("towers.cpus"),
-    key("towers.cpus", COUNT).excludes("towers.gpus"),
-    key("towers.accumulate", COUNT),
-    key("towers.threads", COUNT).nullable(),
+    key("towers.gpus", FEW).excludes("towers.cpus"),
+    key("towers.cpus", FEW).excludes("towers.gpus"),
+    key("towers.accumulate", FEW),
+    key("towers.threads", FEW).nullable(),
     key("towers.asynchronous", Kind::Switch),
     key("variables", Kind::Choice(VariablePlacement::NAMES)),
     key("reduce", Kind::Choice(Reduce::NAMES)),

@@ -28,7 +28,7 @@ pub(crate) fn resolve(layers: Vec<Settings>) -> Result<Resolved, ConfigError> {
     }
     check_choices(&settings)?;
     fill_dir(&mut settings, "data.dir", "data", "data.name");
-    fill_dir(&mut settings, "train.dir", "runs", "model.name");
+    fill_dir(&mut settings, "train.dir", "runs", "data.name");
 
     let config: RunConfig = serde_json::from_value(nested(&settings))
         .map_err(|error| ConfigError::Schema(error.to_string()))?;

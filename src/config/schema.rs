@@ -82,7 +82,7 @@ impl DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Folder of the run; `runs/<model>` unless given.
+    /// Folder of the run; `runs/<data>` unless given.
     pub dir: String,
     /// Last step, counted from the first run of this folder.
     #[serde(default = "default_max_steps")]

@@ -14,7 +14,7 @@ pub use checkpoint::{CheckpointStore, Retention, Snapshot};
 pub use event::{EventKind, EventRecord, EventWriter, read_events};
 pub use metrics::MetricsWriter;
 pub use record::{RecordReader, RecordWriter};
-pub use train_dir::{OpenMode, TrainDir};
+pub use train_dir::{OpenMode, RUN_FILE, TrainDir};
 
 /// What can go wrong with a file.
 #[derive(Debug, thiserror::Error)]

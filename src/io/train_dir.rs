@@ -95,15 +95,18 @@ fn read_pid(file: &File) -> Option<u32> {
     text.trim_end().parse().ok()
 }
 
+/// The file of a run that holds its resolved configuration.
+pub const RUN_FILE: &str = "run.yaml";
+
 /// Names that only a directory with a run in it holds.
 fn tells_of_a_run(name: &str) -> bool {
-    name == STATE_FILE || name == MetricsWriter::FILE_NAME || name.starts_with(PREFIX)
+    name.starts_with(PREFIX) || is_ours(name)
 }
 
 /// Names of files that this program writes.
 fn is_ours(name: &str) -> bool {
     let name = target_of_temporary(name).unwrap_or(name);
-    [STATE_FILE, MetricsWriter::FILE_NAME, "run.yaml", "trace.json"].contains(&name)
+    [STATE_FILE, MetricsWriter::FILE_NAME, RUN_FILE].contains(&name)
         || name.starts_with("events.out.tfevents.")
         || step_of(name).is_some()
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -73,6 +74,8 @@ pub struct GrpcLink {
     identity: Arc<Identity>,
     /// By rank; none for the own one.
     peers: Vec<Option<(Peer, mpsc::Sender<Segment>)>>,
+    /// End when the peers have read everything that was sent.
+    streams: Vec<JoinHandle<()>>,
     inbox: Vec<Receiver<Segment>>,
     /// What came before it was asked for.
     early: HashMap<(usize, u64), Bytes>,
@@ -88,22 +91,23 @@ impl GrpcLink {
         inbox: Vec<Receiver<Segment>>,
     ) -> Self {
         let mut links: Vec<Option<(Peer, mpsc::Sender<Segment>)>> = Vec::new();
+        let mut streams = Vec::new();
         for peer in peers {
             if links.len() == rank {
                 links.push(None);
             }
             let (queue, segments) = mpsc::channel(IN_FLIGHT);
             let mut client = CollectiveClient::new(peer.channel.clone());
-            runtime.spawn(async move {
+            streams.push(runtime.spawn(async move {
                 // Its end shows where the peer is watched.
                 let _ = client.exchange(ReceiverStream::new(segments)).await;
-            });
+            }));
             links.push(Some((peer, queue)));
         }
         if links.len() == rank {
             links.push(None);
         }
-        Self { rank, runtime, identity, peers: links, inbox, early: HashMap::new() }
+        Self { rank, runtime, identity, peers: links, streams, inbox, early: HashMap::new() }
     }
 
     /// Why a rank is gone, where that is known by now; waits a moment for the word.
@@ -123,6 +127,22 @@ impl GrpcLink {
     /// A peer that has ended, if any.
     fn ended(&self) -> Option<usize> {
         self.peers.iter().position(|p| p.as_ref().is_some_and(|(peer, _)| peer.has_ended()))
+    }
+}
+
+/// How long the last segments may take.
+const FLUSH: Duration = Duration::from_secs(2);
+
+impl Drop for GrpcLink {
+    fn drop(&mut self) {
+        // The end of the queues ends the streams, once the peers have everything.
+        self.peers.clear();
+        let streams = std::mem::take(&mut self.streams);
+        self.runtime.block_on(async {
+            for stream in streams {
+                let _ = tokio::time::timeout(FLUSH, stream).await;
+            }
+        });
     }
 }
 

@@ -56,7 +56,6 @@ impl ControlService {
     }
 }
 
-#[expect(clippy::result_large_err, reason = "a status is what gRPC answers with")]
 fn task_of(name: &str) -> Result<TaskId, Status> {
     name.parse().map_err(|_| Status::invalid_argument(format!("{name:?} is no task")))
 }

@@ -25,7 +25,13 @@ pub use runtime::Runtime;
 pub use server::{Server, Services, listen};
 
 /// The messages and services of `tftrain.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
 pub(crate) mod proto {
     tonic::include_proto!("tftrain.v1");
 }

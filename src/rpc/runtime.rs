@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
+
 use super::RpcError;
 
 /// One network thread: gRPC on loopback is fastest so, and compute threads keep their cores.
@@ -26,8 +28,11 @@ impl Runtime {
         self.0.block_on(future)
     }
 
-    /// Runs a future on the network thread.
-    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        drop(self.0.spawn(future));
+    /// Runs a future on the network thread, whether or not anybody waits for the handle.
+    pub(super) fn spawn(
+        &self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        self.0.spawn(future)
     }
 }

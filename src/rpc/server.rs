@@ -57,7 +57,7 @@ impl Server {
         let listener = listener.map_err(failed)?;
         let control = ControlServer::new(ControlService { identity: identity.clone(), members });
         let task = identity.task.clone();
-        runtime.spawn(async move {
+        drop(runtime.spawn(async move {
             let (reporter, health) = tonic_health::server::health_reporter();
             reporter.set_serving::<ControlServer<ControlService>>().await;
             let router = tonic::transport::Server::builder()
@@ -77,7 +77,7 @@ impl Server {
             if let Err(error) = serving.await {
                 tracing::error!("{task} stopped serving: {error}");
             }
-        });
+        }));
         Ok(Self { address, stop: Some(stop) })
     }
 }

@@ -142,9 +142,8 @@ impl Hook for SummaryHook {
         report: &StepReport,
         tell: &mut Tell<'_>,
     ) -> Result<Flow> {
-        let observed = self.observes(report.step);
         self.seen = report.global_step;
-        if observed {
+        if report.observed {
             let losses = trainer.losses().map(|(name, value)| (name.to_owned(), value)).collect();
             let summary = Summary {
                 step: report.step,

@@ -13,7 +13,8 @@ pub struct Line {
     pub step: u64,
     /// Mean over all towers, this step.
     pub loss: f64,
-    /// Average of the loss with decay 0.9, from 0 at the start and without correction, as the tutorial's summaries.
+    /// Average of the loss with decay 0.9, from 0 at the start of this process and without correction, as the tutorial's
+    /// summaries.
     #[serde(skip)]
     pub average_loss: f64,
     /// Over all towers.

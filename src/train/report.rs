@@ -126,8 +126,9 @@ impl EventsReport {
 
     fn summary(&mut self, summary: &Summary) -> Result<()> {
         let step = summary.step;
-        for (name, value) in &summary.losses {
-            self.writer.scalar(step, &format!("losses/{name}"), *value)?;
+        // The total is in every line already.
+        for (name, value) in summary.losses.iter().skip(1) {
+            self.writer.scalar(step, &format!("{name} (raw)"), *value)?;
         }
         for (name, values) in &summary.activations {
             let zeros = values.iter().filter(|v| **v == 0.0).count();

@@ -21,6 +21,7 @@ use crate::reduce::{
 };
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::util::clock::Clock;
+use crate::util::cores;
 
 /// A run ready to start.
 pub struct Assembly {
@@ -36,6 +37,8 @@ pub struct Assembly {
     pub reducer: &'static str,
     /// Examples of one update.
     pub global_batch: usize,
+    /// What one tower computes with, in words.
+    pub tower_words: String,
     /// Evaluation runs here.
     pub host: Arc<dyn Device>,
 }
@@ -116,8 +119,7 @@ pub fn assemble(
         });
     }
     let n_towers = config.towers.count();
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = config.towers.threads.unwrap_or(cores);
+    let threads = config.towers.threads.unwrap_or_else(cores);
     let host: Arc<dyn Device> = Arc::new(CpuDevice::new(0, threads)?);
     let devices: Vec<Arc<dyn Device>> = match n_towers {
         1 => vec![host.clone()],
@@ -197,6 +199,7 @@ pub fn assemble(
         store,
         reducer,
         global_batch: config.data.batch_size * micro_batches_per_update(config, part.size),
+        tower_words: devices[0].describe(),
         host,
     })
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use super::hooks::{Flow, Hook};
 use super::report::{Happening, Report};
 use super::trainer::Trainer;
+use crate::rpc::RpcError;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,10 @@ impl Supervisor {
             }
             let step = trainer.global_step();
             let observe = self.hooks.iter().any(|hook| hook.observes(step));
-            let report = trainer.step(observe)?;
+            let report = match trainer.step(observe) {
+                Ok(report) => report,
+                Err(error) => return interrupted_elsewhere(&error).ok_or(error),
+            };
             for hook in &mut self.hooks {
                 let mut tell = |h: &Happening<'_>| tell(&mut self.reports, h);
                 if hook.after_step(trainer, &report, &mut tell)? == Flow::Stop {
@@ -100,6 +104,13 @@ impl Supervisor {
         let told = tell(&mut self.reports, &Happening::End { step, outcome });
         result.and(told)
     }
+}
+
+/// Where another task was interrupted by a signal, this one ends the same way, and saves.
+fn interrupted_elsewhere(error: &anyhow::Error) -> Option<Outcome> {
+    let stopped = error.chain().find_map(|cause| cause.downcast_ref::<RpcError>())?;
+    let signal = stopped.code().checked_sub(128).filter(|signal| *signal > 0)?;
+    Some(Outcome::Interrupted(usize::from(signal)))
 }
 
 fn tell(reports: &mut [Box<dyn Report>], happening: &Happening<'_>) -> Result<()> {

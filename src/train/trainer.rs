@@ -51,6 +51,8 @@ pub struct StepReport {
     pub rate: f64,
     /// Examples over all towers.
     pub examples: usize,
+    /// Whether the activations of this step were kept.
+    pub observed: bool,
     /// Where the time went.
     pub times: StepTimes,
 }
@@ -78,7 +80,7 @@ impl StepTimes {
 /// A loss stopped being a number. Exit code 6.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "model diverged with loss = {loss} at step {step} in tower_{tower}: {tensor} is the first tensor that is not finite; \
+    "model diverged with loss = {loss} at step {step} in tower_{tower}: {tensor} is not finite; \
      the variables were not changed by this step; try a smaller --learning-rate or resume from an earlier checkpoint"
 )]
 pub struct Diverged {
@@ -88,7 +90,7 @@ pub struct Diverged {
     pub step: u64,
     /// The tower.
     pub tower: usize,
-    /// Where it shows first: a variable, a gradient, or the loss itself.
+    /// Where it shows: the first such variable of the layout, else gradient, else the loss itself.
     pub tensor: String,
 }
 
@@ -117,6 +119,7 @@ impl Trainer {
             loss: applied.loss.unwrap_or(self.mean_losses[0]),
             rate: applied.rate,
             examples: self.examples_per_step(),
+            observed: observe,
             times: StepTimes {
                 input: fed - start,
                 compute: computed - fed,

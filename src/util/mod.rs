@@ -3,3 +3,8 @@
 pub mod clock;
 pub mod rng;
 pub mod stats;
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}

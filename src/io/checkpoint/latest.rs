@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::snapshot::{Snapshot, load};
-use super::state::State;
+use super::state::StateFile;
 use super::step_of;
 use crate::io::IoError;
 
@@ -51,9 +51,9 @@ pub fn load_latest(
 /// The checkpoints to try, best first: those of the state file from the newest on, then those that only
 /// the directory knows, by step. Beside them, why the state file could not be used.
 fn candidates(dir: &Path) -> Result<(Vec<PathBuf>, Option<IoError>), IoError> {
-    let (state, fault) = match State::read(dir) {
+    let (state, fault) = match StateFile::read(dir) {
         Ok(state) => (state.unwrap_or_default(), None),
-        Err(error) => (State::default(), Some(error)),
+        Err(error) => (StateFile::default(), Some(error)),
     };
     let named = std::iter::once(state.latest).filter(|name| !name.is_empty());
     let listed = named.chain(state.all.into_iter().rev());

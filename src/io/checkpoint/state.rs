@@ -1,4 +1,4 @@
-//! [`State`]: the text of TensorFlow's `checkpoint` file, a `CheckpointState` in protobuf's text format.
+//! [`StateFile`]: the text of TensorFlow's `checkpoint` file, a `CheckpointState` in protobuf's text format.
 
 use std::fmt::{self, Write};
 use std::fs;
@@ -10,7 +10,7 @@ use crate::io::{IoError, write_atomic};
 
 /// Which checkpoints a directory holds. Paths are relative to it, as a rule.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct StateFile {
     /// The newest checkpoint.
     pub(crate) latest: String,
     /// All that are kept, oldest first.
@@ -21,7 +21,7 @@ pub(crate) struct State {
     pub(crate) last_preserved: Option<f64>,
 }
 
-impl State {
+impl StateFile {
     /// Reads the file of `dir`; `None` where there is none.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, IoError> {
         let path = dir.join(STATE_FILE);
@@ -67,7 +67,7 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for StateFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model_checkpoint_path: {}", Quoted(&self.latest))?;
         for path in &self.all {
@@ -154,10 +154,10 @@ mod tests {
 
     #[test]
     fn the_text_is_tensorflows() {
-        let state = State {
+        let state = StateFile {
             latest: "model.ckpt-2.safetensors".to_owned(),
             all: vec!["model.ckpt-1.safetensors".to_owned(), "model.ckpt-2.safetensors".to_owned()],
-            ..State::default()
+            ..StateFile::default()
         };
         assert_eq!(
             state.to_string(),
@@ -175,7 +175,7 @@ all_model_checkpoint_timestamps: 1700000000.1234567
 all_model_checkpoint_timestamps: 1.7e9
 last_preserved_timestamp: 1699999999
 "#;
-        let state = State::parse(text).unwrap();
+        let state = StateFile::parse(text).unwrap();
         assert_eq!(state.latest, "/runs/a b/é'\"\\-7");
         assert_eq!(state.all, [state.latest.as_str()]);
         assert_eq!(state.timestamps, [1_700_000_000.123_456_7, 1.7e9]);
@@ -198,7 +198,7 @@ last_preserved_timestamp: 1699999999
             (b"colour: \"red\"", "`colour` is no field"),
             (b"model_checkpoint_path: \"\xff\xfe\"", "not UTF-8"),
         ] {
-            let error = State::parse(text).unwrap_err();
+            let error = StateFile::parse(text).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
     }
@@ -215,20 +215,20 @@ last_preserved_timestamp: 1699999999
             timestamps in prop::collection::vec(time(), 0..5),
             last_preserved in prop::option::of(time()),
         ) {
-            let state = State { latest, all, timestamps, last_preserved };
+            let state = StateFile { latest, all, timestamps, last_preserved };
             let text = state.to_string();
             prop_assert!(text.is_ascii());
-            prop_assert_eq!(State::parse(text.as_bytes()), Ok(state));
+            prop_assert_eq!(StateFile::parse(text.as_bytes()), Ok(state));
         }
 
         #[test]
         fn any_text_is_parsed_or_refused(text in prop::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(state) = State::parse(&text) {
+            if let Ok(state) = StateFile::parse(&text) {
                 prop_assert!(!state.latest.is_empty());
             }
             let mut line = b"model_checkpoint_path: \"".to_vec();
             line.extend(text);
-            let _ = State::parse(&line);
+            let _ = StateFile::parse(&line);
         }
     }
 }

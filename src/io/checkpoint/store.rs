@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::latest::steps;
 use super::snapshot::Snapshot;
-use super::state::State;
+use super::state::StateFile;
 use super::{STATE_FILE, file_name, step_of};
 use crate::io::IoError;
 use crate::io::atomic::target_of_temporary;
@@ -69,7 +69,7 @@ impl CheckpointStore {
     pub fn open(dir: &Path, retention: Retention, clock: Arc<dyn Clock>) -> Result<Self, IoError> {
         remove_temporaries(dir)?;
         let now = clock.wall().as_secs_f64();
-        let state = match State::read(dir) {
+        let state = match StateFile::read(dir) {
             Ok(Some(state)) => state,
             Ok(None) | Err(_) => {
                 let steps = steps(dir)?;
@@ -78,7 +78,7 @@ impl CheckpointStore {
                     n => steps.len().saturating_sub(n),
                 };
                 let all = steps[unlisted..].iter().copied().map(file_name).collect();
-                State { all, ..State::default() }
+                StateFile { all, ..StateFile::default() }
             }
         };
         let times = state.timestamps.into_iter().map(Some).chain(std::iter::repeat(None));
@@ -132,9 +132,9 @@ impl CheckpointStore {
     }
 
     /// The times are written only where the rule of the hours needs them.
-    fn state(&self, latest: &str, kept: &[(String, f64)], last_preserved: f64) -> State {
+    fn state(&self, latest: &str, kept: &[(String, f64)], last_preserved: f64) -> StateFile {
         let all = kept.iter().map(|(name, _)| name.clone()).collect();
-        let mut state = State { latest: latest.to_owned(), all, ..State::default() };
+        let mut state = StateFile { latest: latest.to_owned(), all, ..StateFile::default() };
         if self.retention.every_hours.is_some() {
             state.timestamps = kept.iter().map(|&(_, time)| time).collect();
             state.last_preserved = Some(last_preserved);

@@ -41,8 +41,8 @@ impl Run {
         steps(self.dir.path()).unwrap()
     }
 
-    fn state(&self) -> State {
-        State::read(self.dir.path()).unwrap().unwrap()
+    fn state(&self) -> StateFile {
+        StateFile::read(self.dir.path()).unwrap().unwrap()
     }
 
     /// Every file but checkpoints and state.
@@ -193,14 +193,14 @@ fn a_hostile_state_file_deletes_nothing_else() {
     fs::write(&victim, "mine").unwrap();
     let inner = run.dir.path().join("run");
     fs::create_dir(&inner).unwrap();
-    let state = State {
+    let state = StateFile {
         latest: "../victim".to_owned(),
         all: vec![
             "../victim".to_owned(),
             victim.to_str().unwrap().to_owned(),
             "../model.ckpt-1.safetensors".to_owned(),
         ],
-        ..State::default()
+        ..StateFile::default()
     };
     state.write(&inner).unwrap();
     let retention = Retention { newest: 1, every_hours: None };

@@ -1,0 +1,225 @@
+//! Clusters of real processes on loopback.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::net::TcpListener;
+
+use crate::support::{SMALL, Space, same};
+
+/// Ports that were free a moment ago.
+fn ports(n: usize) -> Vec<u16> {
+    let listeners: Vec<TcpListener> =
+        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+}
+
+/// Writes a cluster file of `ps` parameter servers and `workers` workers.
+fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
+    let ports = ports(ps + workers);
+    let list = |ports: &[u16]| -> String {
+        ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ")
+    };
+    let mut text = String::from("model: line\ndata: {name: line}\ncluster:\n");
+    if ps > 0 {
+        text += &format!("  ps: [{}]\n", list(&ports[..ps]));
+    }
+    text += &format!("  worker: [{}]\n{rest}", list(&ports[ps..]));
+    fs::write(space.path(name), text).unwrap();
+}
+
+/// The last weight and bias that a run printed.
+fn fitted(out: &str) -> (f64, f64) {
+    let line = out.lines().rev().find(|line| line.contains("weight:")).unwrap();
+    let after = |word: &str| {
+        let rest = line.split(word).nth(1).unwrap().trim_start();
+        rest.split(',').next().unwrap().parse::<f64>().unwrap()
+    };
+    (after("weight:"), after("bias:"))
+}
+
+#[test]
+fn every_mode_fits_the_line() {
+    for (mode, ps) in [("ps-sync", 1), ("ps-async", 1), ("collective", 0)] {
+        let space = Space::new();
+        cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
+        let ended = space.ok("launch --config cluster.yaml -- --train-dir run --max-steps 600");
+        let (weight, bias) = fitted(&ended.out);
+        assert!(
+            (weight - 5.0).abs() < 0.05 && (bias - 8.0).abs() < 0.05,
+            "{mode}: {weight} {bias}"
+        );
+        assert_eq!(space.checkpoints("run"), [600], "{mode}");
+        assert!(!ended.err.contains("exit code"), "{}", ended.err);
+    }
+}
+
+/// Trains the tutorial network by a cluster and compares with 4 towers in one process.
+#[test]
+fn clusters_give_the_bits_of_four_local_towers() {
+    const STEPS: u64 = 6;
+    let space = Space::new();
+    let small = SMALL.strip_prefix("cifar10 ").unwrap();
+    let flags =
+        format!("{small} --batch-size 2 --max-steps {STEPS} --threads 1 --set model=cifar10");
+    space.ok(&format!(
+        "cifar10 {small} --batch-size 2 --max-steps {STEPS} --train-dir local --num-towers 4"
+    ));
+    let expected = space.checkpoint("local", STEPS);
+    for (name, ps, workers, rest, more) in [
+        ("one-ps", 1, 4, "  mode: ps-sync\n", ""),
+        ("two-ps", 2, 4, "  mode: ps-sync\n", ""),
+        ("greedy", 2, 2, "  mode: ps-sync\n  placement: greedy\n", "--num-towers 2"),
+        ("collective", 0, 2, "  mode: collective\n", "--num-towers 2"),
+        ("four", 0, 4, "  mode: collective\n", ""),
+    ] {
+        let file = format!("{name}.yaml");
+        cluster(&space, &file, ps, workers, rest);
+        space.ok(&format!("launch --config {file} -- {flags} --train-dir {name} {more}"));
+        same(&expected, &space.checkpoint(name, STEPS));
+    }
+}
+
+#[test]
+fn a_cluster_resumes_from_its_checkpoint() {
+    let space = Space::new();
+    for (mode, ps) in [("ps-sync", 2), ("collective", 0)] {
+        let (whole, parts) = (format!("{mode}-whole"), format!("{mode}-parts"));
+        for (dir, steps) in [(&whole, "20"), (&parts, "7"), (&parts, "20 --resume")] {
+            // New ports each time: the old ones may linger.
+            cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
+            space.ok(&format!(
+                "launch --config cluster.yaml -- --train-dir {dir} --max-steps {steps}"
+            ));
+        }
+        same(&space.checkpoint(&whole, 20), &space.checkpoint(&parts, 20));
+    }
+}
+
+#[test]
+fn who_is_missing_is_named() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 2, "  mode: ps-sync\n");
+    space
+        .run("train --config cluster.yaml --job-name worker --task-index 1 --rendezvous-timeout 1")
+        .code(4)
+        .says(&["ps:0", "did not come"]);
+    cluster(&space, "equal.yaml", 0, 2, "  mode: collective\n");
+    space
+        .run("train --config equal.yaml --job-name worker --task-index 1 --rendezvous-timeout 1")
+        .code(4)
+        .says(&["worker:0", "did not come"]);
+}
+
+#[test]
+fn other_settings_are_refused_with_both_values() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 1, "  mode: ps-sync\n");
+    let ps = space.start("train --config cluster.yaml --job-name ps --task-index 0");
+    space
+        .run("train --config cluster.yaml --job-name worker --task-index 0 --batch-size 7 --train-dir run")
+        .code(8)
+        .says(&["data.batch_size", "7", "32"]);
+    drop(ps);
+}
+
+#[test]
+fn a_dead_parameter_server_is_named() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 1, "  mode: ps-sync\n");
+    let ps = space.start("train --config cluster.yaml --job-name ps --task-index 0");
+    let mut worker = space.start(
+        "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
+         --max-steps 100000000",
+    );
+    worker.until(|| space.steps_so_far("run") > 5);
+    ps.kill();
+    worker.ended().code(5).says(&["lost ps:0"]);
+}
+
+#[test]
+fn synchronous_rounds_go_on_without_a_dead_worker() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 2, "  mode: ps-sync\n");
+    let ps = space.start("train --config cluster.yaml --job-name ps --task-index 0");
+    let mut chief = space.start(
+        "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
+         --max-steps 3000",
+    );
+    let other = space
+        .start("train --config cluster.yaml --job-name worker --task-index 1 --max-steps 3000");
+    chief.until(|| space.steps_so_far("run") > 5);
+    other.kill();
+    chief.ended().code(0);
+    assert_eq!(space.checkpoints("run"), [3000]);
+    drop(ps);
+}
+
+#[test]
+fn a_signal_to_a_worker_ends_and_saves_the_run() {
+    for (mode, ps) in [("ps-sync", 1), ("collective", 0)] {
+        let space = Space::new();
+        cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
+        let server = (ps > 0)
+            .then(|| space.start("train --config cluster.yaml --job-name ps --task-index 0"));
+        let mut chief = space.start(
+            "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
+             --max-steps 100000000",
+        );
+        let other = space.start(
+            "train --config cluster.yaml --job-name worker --task-index 1 --max-steps 100000000",
+        );
+        chief.until(|| space.steps_so_far("run") > 5);
+        other.signal("TERM");
+        chief.ended().code(143);
+        other.ended().code(143);
+        server.into_iter().for_each(|ps| _ = ps.ended().code(143));
+        assert_eq!(space.checkpoints("run").len(), 1, "{mode}");
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_launch() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 2, "  mode: ps-async\n");
+    let mut launch = space.start(
+        "launch --config cluster.yaml -- --train-dir run --log-every 1 --max-steps 100000000",
+    );
+    launch.until(|| space.steps_so_far("run") > 5);
+    launch.kill();
+    for _ in 0..1000 {
+        if TcpListener::bind(first_address(&space)).is_ok() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("the parameter server outlived its launcher");
+}
+
+/// The address of the first ps task.
+fn first_address(space: &Space) -> String {
+    let text = fs::read_to_string(space.path("cluster.yaml")).unwrap();
+    text.split('"').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn contradictions_name_both_sources() {
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 2, "");
+    space.run("train --config cluster.yaml --job-name worker").code(2).says(&["task_index"]);
+    space
+        .run("train --config cluster.yaml --job-name wroker --task-index 0")
+        .code(2)
+        .says(&["wroker", "worker"]);
+    space
+        .run("line-fit --ps-hosts a:1 --worker-hosts a:1 --job-name ps --task-index 0")
+        .code(2)
+        .says(&["a:1", "ps:0", "worker:0"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    space
+        .run(&format!(
+            "line-fit --ps-hosts {address} --worker-hosts b:1 --job-name ps --task-index 0"
+        ))
+        .code(2)
+        .says(&["cannot listen", "in use"]);
+}
