@@ -122,8 +122,14 @@ pub(super) fn serve_parameters(
     let shard = Shard::new(own, settings.clone(), mode, device)?;
     let floats = shard.floats();
     let members = Arc::new(Members::default());
-    let parameters =
-        ParameterServer::new(shard, synchronous, &settings, workers.clone(), members.clone());
+    let parameters = ParameterServer::new(
+        shard,
+        synchronous,
+        &settings,
+        config.train.max_steps,
+        workers.clone(),
+        members.clone(),
+    );
     let runtime = Runtime::start()?;
     let listener = listen(&identity, place.spec.address(&place.task).unwrap_or_default())?;
     let services = variables(parameters.clone());
@@ -192,13 +198,21 @@ pub(super) fn connect(
     let others: Vec<TaskId> = workers.iter().filter(|t| **t != place.task).cloned().collect();
     let collective_mode = config.cluster.mode == ClusterMode::Collective;
     let (inbox, ends) = Inbox::new(workers);
-    let server = Server::start(&runtime, listener, identity.clone(), members, collective(inbox))?;
+    let server =
+        Server::start(&runtime, listener, identity.clone(), members.clone(), collective(inbox))?;
     let targets = with_address(if collective_mode { others } else { place.spec.ps_tasks() });
     let peers = runtime.block_on(Peer::connect_all(&targets, &identity, timeouts, &waiting))?;
 
     let fabric = if collective_mode {
         let (runtime, identity) = (runtime.clone(), identity.clone());
-        Fabric::Collective(Box::new(GrpcLink::open(runtime, identity, rank, peers.clone(), ends)))
+        Fabric::Collective(Box::new(GrpcLink::open(
+            runtime,
+            identity,
+            members,
+            rank,
+            peers.clone(),
+            ends,
+        )))
     } else {
         let table = Arc::new(compiled.table().clone());
         let settings = store_settings(config, examples, size);
@@ -234,11 +248,7 @@ pub(super) fn connect(
 impl Worker {
     /// Says good-bye to everybody: the work is done, or it failed with this exit code and everybody shall stop.
     pub(super) fn leave(&self, failure: Option<(&str, u8)>) {
-        self.runtime.block_on(async {
-            for peer in &self.peers {
-                peer.leave(&self.identity, failure).await;
-            }
-        });
+        Peer::leave_all(&self.runtime, &self.peers, &self.identity, failure);
     }
 
     /// The task, as it stands before each of its lines.

@@ -7,6 +7,7 @@ mod data;
 mod devices;
 mod eval;
 mod exit;
+mod header;
 mod inspect;
 mod launch;
 mod output;

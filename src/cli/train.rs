@@ -12,17 +12,15 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::args::{Output, TrainArgs};
 use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
+use super::header::{header, placement};
 use super::output::{Console, note, print};
 use super::setup::{self, Loaded};
 use super::{exit, launch};
 use crate::cluster::Role;
-use crate::config::{
-    Layers, LearningRateConfig, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml,
-};
+use crate::config::{Layers, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml};
 use crate::data::{Source, Split};
 use crate::device::DeviceError;
 use crate::device::cuda;
-use crate::graph::Op;
 use crate::io::{
     CheckpointStore, EventWriter, MetricsWriter, OpenMode, RUN_FILE, Retention, TrainDir,
     write_atomic,
@@ -34,7 +32,6 @@ use crate::train::{
     Outcome, Part, Report, SummaryHook, Supervisor, Trainer, assemble,
 };
 use crate::util::clock::{Clock, SystemClock};
-use crate::util::stats;
 
 /// Trains, or serves the variables where this process is a parameter server.
 pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Result<u8> {
@@ -66,6 +63,10 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         }
     }
 
+    if args.resume && args.overwrite {
+        let text = "--resume goes on with a run and --overwrite replaces it; give one of them";
+        return Err(Usage(text.to_owned()).into());
+    }
     let mode = match (args.resume, args.overwrite) {
         (true, _) => OpenMode::Resume,
         (_, true) => OpenMode::Overwrite,
@@ -360,111 +361,4 @@ pub(super) fn signals() -> Result<Arc<AtomicUsize>> {
 fn hostname() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
-}
-
-/// What runs where, before the first step.
-fn header(
-    config: &RunConfig,
-    compiled: &Compiled,
-    source: &dyn Source,
-    assembly: &Assembly,
-) -> String {
-    let table = compiled.table();
-    let batch = config.data.batch_size;
-    let devices: Vec<String> = assembly.towers.iter().map(ToString::to_string).collect();
-    let accumulate = match config.towers.accumulate {
-        1 => String::new(),
-        k => format!(" x {k} micro-batches"),
-    };
-    let rows = [
-        (
-            "Model",
-            format!(
-                "{} ({} parameters, {})",
-                config.model.name,
-                stats::count(table.parameters() as u64),
-                stats::bytes(4 * table.parameters() as u64)
-            ),
-        ),
-        (
-            "Data",
-            format!("{} ({} training examples)", source.name(), stats::count(source.len() as u64)),
-        ),
-        ("Towers", towers_words(&devices, &assembly.tower_words)),
-        ("Variables", assembly.store.to_owned()),
-        ("Reduce", assembly.reducer.to_owned()),
-        (
-            "Batch size",
-            format!("{batch} per tower{accumulate}, {} per update", assembly.global_batch),
-        ),
-        ("Learning rate", rate_words(config)),
-        (
-            "Averages",
-            config
-                .moving_average
-                .map_or_else(|| "off".to_owned(), |decay| format!("decay {decay}")),
-        ),
-        ("Precision", config.precision.to_string()),
-        ("Seed", config.seed.to_string()),
-        ("Train dir", config.train.dir.clone()),
-    ];
-    rows.iter().map(|(name, value)| format!("{:15}{value}\n", format!("{name}:"))).collect()
-}
-
-fn towers_words(devices: &[String], each: &str) -> String {
-    match devices {
-        [one] => format!("1 on {one} ({each})"),
-        many => format!("{} on {} (each {each})", many.len(), many.join(", ")),
-    }
-}
-
-fn rate_words(config: &RunConfig) -> String {
-    let rate = &config.optimizer.learning_rate;
-    let curve = match rate {
-        LearningRateConfig::Constant { initial, .. } => format!("{initial}, constant"),
-        LearningRateConfig::Exponential {
-            initial,
-            factor,
-            epochs_per_decay,
-            staircase,
-            tower_blind,
-            ..
-        } => {
-            let how = if *staircase { "in stairs" } else { "smoothly" };
-            let blind = if *tower_blind { ", ignoring the number of towers" } else { "" };
-            format!("{initial}, x {factor} every {epochs_per_decay} epochs {how}{blind}")
-        }
-        LearningRateConfig::Piecewise { values, boundaries_epochs, .. } => {
-            format!("{values:?} from epochs {boundaries_epochs:?}")
-        }
-        LearningRateConfig::Polynomial { initial, r#final, power, epochs, .. } => {
-            format!("{initial} to {final} over {epochs} epochs, power {power}")
-        }
-    };
-    match rate.warmup_epochs() {
-        0.0 => curve,
-        epochs => format!("{curve}, after a warm-up of {epochs} epochs"),
-    }
-}
-
-/// TensorFlow's placement log: the device mapping, then every operation with its device.
-fn placement(compiled: &Compiled, assembly: &Assembly) -> String {
-    let mut log = "Device mapping: no known devices.\n".to_owned();
-    let is_variable = |op: &Op| matches!(op, Op::Variable { .. });
-    for (i, device) in assembly.towers.iter().enumerate() {
-        for (_, node) in compiled.graph().nodes() {
-            let (own, op) = (&assembly.variables, node.op.name());
-            match own {
-                Some(shared) if is_variable(&node.op) => {
-                    if i == 0 {
-                        log += &format!("{}: ({op}): {shared}\n", node.name);
-                    }
-                }
-                _ => log += &format!("tower_{i}/{}: ({op}): {device}\n", node.name),
-            }
-        }
-    }
-    let host = assembly.host.name();
-    log += &format!("store: (VariableStore): {host}\nreducer: (GradientReducer): {host}\n");
-    log
 }

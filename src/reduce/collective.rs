@@ -315,7 +315,10 @@ mod tests {
 
     impl Dying {
         fn live(&mut self) -> Result<(), ReduceError> {
-            self.left = self.left.checked_sub(1).ok_or(ReduceError::PeerLost { rank: 77 })?;
+            self.left = self.left.checked_sub(1).ok_or_else(|| {
+                let reason = "its time had come".to_owned();
+                ReduceError::PeerLost { rank: 77, reason }
+            })?;
             Ok(())
         }
     }
@@ -358,7 +361,7 @@ mod tests {
                 for (rank, thread) in ranks.into_iter().enumerate() {
                     let error = thread.join().unwrap();
                     let named = if rank == dead { 77 } else { dead };
-                    assert!(matches!(error, ReduceError::PeerLost { rank } if rank == named));
+                    assert!(matches!(error, ReduceError::PeerLost { rank, .. } if rank == named));
                 }
             }
         }

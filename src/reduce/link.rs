@@ -106,7 +106,8 @@ impl LocalLink {
     }
 
     fn lose(&mut self, rank: usize) -> ReduceError {
-        ReduceError::PeerLost { rank: *self.lost.get_or_insert(rank) }
+        let rank = *self.lost.get_or_insert(rank);
+        ReduceError::PeerLost { rank, reason: "it ended".to_owned() }
     }
 }
 
@@ -183,7 +184,7 @@ mod tests {
                 assert_eq!(got, [tag as f32]);
             }
             sender.join().unwrap();
-            assert!(matches!(b.recv(0, 99, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+            assert!(matches!(b.recv(0, 99, &mut []), Err(ReduceError::PeerLost { rank: 0, .. })));
         }
     }
 
@@ -202,8 +203,8 @@ mod tests {
         let mut c = world.pop().unwrap();
         let mut b = world.pop().unwrap();
         drop(world);
-        assert!(matches!(b.recv(0, 0, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+        assert!(matches!(b.recv(0, 0, &mut []), Err(ReduceError::PeerLost { rank: 0, .. })));
         drop(b);
-        assert!(matches!(c.recv(1, 0, &mut []), Err(ReduceError::PeerLost { rank: 0 })));
+        assert!(matches!(c.recv(1, 0, &mut []), Err(ReduceError::PeerLost { rank: 0, .. })));
     }
 }

@@ -46,11 +46,16 @@ pub enum ReduceError {
     /// A device failed.
     #[error("averaging gradients")]
     Device(#[from] DeviceError),
+    /// The run was stopped by another rank.
+    #[error("{0}")]
+    Stopped(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A rank of the collective died or cannot be reached.
-    #[error("rank {rank} of the collective is gone; form a new one without it")]
+    #[error("rank {rank} of the collective is gone: {reason}")]
     PeerLost {
         /// The rank that is gone, as far as is known the first of all.
         rank: usize,
+        /// How it showed.
+        reason: String,
     },
     /// A rank sent a message of another length: it trains another model.
     #[error(

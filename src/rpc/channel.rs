@@ -12,7 +12,7 @@ use super::control::Identity;
 use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest};
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
-use super::{PROTOCOL, RpcError};
+use super::{PROTOCOL, RpcError, Runtime};
 use crate::cluster::TaskId;
 
 /// How long to wait for what.
@@ -44,6 +44,9 @@ pub struct Peer {
     /// Set when it is lost, or says that the run is over.
     end: watch::Receiver<Option<RpcError>>,
 }
+
+/// How long a checkpoint may take to come when everything else is over.
+const LAST_CALL: Duration = Duration::from_secs(10);
 
 /// The pause between two tries to connect.
 const RETRY: Duration = Duration::from_millis(100);
@@ -203,8 +206,31 @@ impl Peer {
         }
     }
 
-    /// Says good-bye: with `failure`, everybody shall stop with this exit code.
-    pub async fn leave(&self, identity: &Identity, failure: Option<(&str, u8)>) {
+    /// As [`Peer::within`], also after the run is over.
+    pub(super) async fn at_last<T>(
+        &self,
+        call: impl Future<Output = Result<T, tonic::Status>>,
+    ) -> Result<T, RpcError> {
+        let late = Err(tonic::Status::unavailable("no answer"));
+        let answer = tokio::time::timeout(LAST_CALL, call).await.unwrap_or(late);
+        answer.map_err(|status| RpcError::from_status(&self.task, &self.address, &status))
+    }
+
+    /// Says good-bye to all of `peers`: the work is done, or it failed with this exit code and everybody shall stop.
+    pub fn leave_all(
+        runtime: &Runtime,
+        peers: &[Self],
+        identity: &Identity,
+        failure: Option<(&str, u8)>,
+    ) {
+        runtime.block_on(async {
+            for peer in peers {
+                peer.leave(identity, failure).await;
+            }
+        });
+    }
+
+    async fn leave(&self, identity: &Identity, failure: Option<(&str, u8)>) {
         let request = LeaveRequest {
             task: identity.task.to_string(),
             incarnation: identity.incarnation,

@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::channel::Peer;
 use super::control::Identity;
+use super::members::{Failure, Members};
 use super::proto::collective_client::CollectiveClient;
 use super::proto::collective_server::Collective;
 use super::proto::{ExchangeReply, Segment};
@@ -72,6 +73,7 @@ pub struct GrpcLink {
     rank: usize,
     runtime: Runtime,
     identity: Arc<Identity>,
+    members: Arc<Members>,
     /// By rank; none for the own one.
     peers: Vec<Option<(Peer, mpsc::Sender<Segment>)>>,
     /// End when the peers have read everything that was sent.
@@ -86,6 +88,7 @@ impl GrpcLink {
     pub fn open(
         runtime: Runtime,
         identity: Arc<Identity>,
+        members: Arc<Members>,
         rank: usize,
         peers: Vec<Peer>,
         inbox: Vec<Receiver<Segment>>,
@@ -107,28 +110,55 @@ impl GrpcLink {
         if links.len() == rank {
             links.push(None);
         }
-        Self { rank, runtime, identity, peers: links, streams, inbox, early: HashMap::new() }
-    }
-
-    /// Why a rank is gone, where that is known by now; waits a moment for the word.
-    pub fn reason(&self, rank: usize) -> Option<RpcError> {
-        let (peer, _) = self.peers.get(rank)?.as_ref()?;
-        let ended = async { tokio::time::timeout(Duration::from_secs(1), peer.ended()).await.ok() };
-        self.runtime.block_on(ended)
-    }
-
-    fn lost(&self, rank: usize) -> ReduceError {
-        if let Some(reason) = self.reason(rank) {
-            tracing::warn!("{reason}");
+        Self {
+            rank,
+            runtime,
+            identity,
+            members,
+            peers: links,
+            streams,
+            inbox,
+            early: HashMap::new(),
         }
-        ReduceError::PeerLost { rank }
     }
 
-    /// A peer that has ended, if any.
-    fn ended(&self) -> Option<usize> {
-        self.peers.iter().position(|p| p.as_ref().is_some_and(|(peer, _)| peer.has_ended()))
+    /// That a rank is gone, and why, where the word comes within a moment: it may have said why everybody shall stop.
+    fn lost(&self, rank: usize) -> ReduceError {
+        let peer = self.peers.get(rank).and_then(Option::as_ref);
+        let ended = self.runtime.block_on(async {
+            let (peer, _) = peer?;
+            tokio::time::timeout(PATIENCE, peer.ended()).await.ok()
+        });
+        if let Some(stopped) = self.stopped() {
+            return stopped;
+        }
+        let reason = ended.map_or_else(|| "no word of it".to_owned(), |error| error.to_string());
+        ReduceError::PeerLost { rank, reason }
+    }
+
+    /// Whether another rank has said that the run is over.
+    fn stopped(&self) -> Option<ReduceError> {
+        let Failure { task, reason, code } = self.members.failure()?;
+        Some(ReduceError::Stopped(Box::new(RpcError::Stopped { task, reason, code })))
+    }
+
+    /// Ends with an error when anybody is gone.
+    fn glance(&self) -> Result<(), ReduceError> {
+        if let Some(stopped) = self.stopped() {
+            return Err(stopped);
+        }
+        let has_ended = |peer: &Option<(Peer, mpsc::Sender<Segment>)>| {
+            peer.as_ref().is_some_and(|(peer, _)| peer.has_ended())
+        };
+        match self.peers.iter().position(has_ended) {
+            Some(rank) => Err(self.lost(rank)),
+            None => Ok(()),
+        }
     }
 }
+
+/// How long the reason of a loss is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the last segments may take.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -160,7 +190,7 @@ impl Link for GrpcLink {
 
     fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
         let Some(Some((_, queue))) = self.peers.get(to) else {
-            return Err(ReduceError::PeerLost { rank: to });
+            return Err(self.lost(to));
         };
         let task = self.identity.task.to_string();
         let data = Bytes::copy_from_slice(bytemuck::cast_slice(chunk));
@@ -175,11 +205,7 @@ impl Link for GrpcLink {
             match self.inbox[from].recv_timeout(GLANCE) {
                 Ok(segment) if segment.tag == tag => break segment.data,
                 Ok(segment) => _ = self.early.insert((from, segment.tag), segment.data),
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Some(rank) = self.ended() {
-                        return Err(self.lost(rank));
-                    }
-                }
+                Err(RecvTimeoutError::Timeout) => self.glance()?,
                 Err(RecvTimeoutError::Disconnected) => return Err(self.lost(from)),
             }
         };

@@ -61,6 +61,8 @@ pub struct ParameterServer {
     averages: bool,
     slots: bool,
     synchronous: bool,
+    /// No update goes beyond: a run ends at exactly this step.
+    max_steps: u64,
 }
 
 impl ParameterServer {
@@ -69,6 +71,7 @@ impl ParameterServer {
         shard: Shard,
         synchronous: bool,
         settings: &StoreSettings,
+        max_steps: u64,
         workers: Vec<TaskId>,
         members: Arc<Members>,
     ) -> Arc<Self> {
@@ -84,6 +87,7 @@ impl ParameterServer {
             averages: settings.moving_average.is_some(),
             slots: settings.rule.momentum.is_some(),
             synchronous,
+            max_steps,
         })
     }
 
@@ -235,6 +239,10 @@ impl ParameterServer {
         slab: Slab,
     ) -> Result<PushReply, Status> {
         let mut inner = self.lock();
+        if let Some(version) = inner.shard.version().filter(|v| v.step >= self.max_steps) {
+            let (step, loss) = (version.step, header.loss);
+            return Ok(PushReply { step, rate: 0.0, loss, dropped: true });
+        }
         let pushed = inner.shard.push(worker, seen, slab).map_err(refusal)?;
         self.version.send_replace(inner.shard.version());
         Ok(match pushed {

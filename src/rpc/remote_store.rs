@@ -123,7 +123,11 @@ impl RemoteStore {
                 let stream = shard.client.pull(PullRequest { everything }).await?;
                 chunks::join(&mut stream.into_inner(), |_| Ok(target)).await
             };
-            let result = shard.peer.within(pulled).await;
+            // A checkpoint may still be pulled when the run is over for everybody.
+            let result = match everything {
+                true => shard.peer.at_last(pulled).await,
+                false => shard.peer.within(pulled).await,
+            };
             shard.packed = floats;
             let result = result.map(|header: Header| {
                 (shard.incarnation, shard.step) = (header.incarnation, header.step);

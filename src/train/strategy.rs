@@ -214,26 +214,29 @@ struct Turn {
 /// All ranks take over what rank 0 has, so that nobody else needs the checkpoint.
 fn agree(link: &mut dyn Link, store: &mut LocalStore, layout: &StateLayout) -> Result<()> {
     // Tags from the end: the reducer's begin at 0.
-    let tag = |part: usize| u64::MAX - part as u64;
+    let mut tag = u64::MAX;
+    let mut next = || {
+        tag -= 1;
+        tag
+    };
     // A step is two whole numbers that f32 holds exactly.
     const LOW: u64 = 1 << 24;
     if link.rank() == 0 {
         let state = store.snapshot()?;
         let slabs = layout.slabs(&state)?;
         let step = [(state.global_step % LOW) as f32, (state.global_step / LOW) as f32];
-        for to in 1..link.size() {
-            link.send(to, tag(0), &step)?;
-            for (part, slab) in slabs.iter().enumerate() {
-                link.send(to, tag(part + 1), slab)?;
-            }
+        for piece in std::iter::once(&step[..]).chain(slabs.iter().flat_map(|s| s.chunks(SEGMENT)))
+        {
+            let tag = next();
+            (1..link.size()).try_for_each(|to| link.send(to, tag, piece))?;
         }
         return Ok(());
     }
     let mut step = [0.0; 2];
-    link.recv(0, tag(0), &mut step)?;
+    link.recv(0, next(), &mut step)?;
     let mut slabs = layout.slabs(&store.snapshot()?)?;
-    for (part, slab) in slabs.iter_mut().enumerate() {
-        link.recv(0, tag(part + 1), slab)?;
+    for piece in slabs.iter_mut().flat_map(|slab| slab.chunks_mut(SEGMENT)) {
+        link.recv(0, next(), piece)?;
     }
     let global_step = step[0] as u64 + LOW * step[1] as u64;
     Ok(store.restore(&layout.state(global_step, &slabs))?)

@@ -101,7 +101,7 @@ fn values_of_the_wrong_type_are_named_with_line_and_key() {
     assert_eq!(
         file_error("- 1\n- 2\n"),
         "configs/a.yaml: `configuration` must be a mapping of model, data, optimizer, \
-         moving_average, towers, variables, reduce, precision, seed, train, not [1,2]"
+         moving_average, towers, variables, reduce, precision, seed, cluster, train, not [1,2]"
     );
 }
 
@@ -128,11 +128,8 @@ fn values_out_of_range_are_named_with_their_origin() {
             "optimizer.learning_rate.factor=0",
             "optimizer.learning_rate.factor` must be a number above 0, not 0",
         ),
-        (
-            "towers.accumulate=0",
-            "towers.accumulate` must be a whole number from 1 to 4294967295, not 0",
-        ),
-        ("towers.gpus=0", "towers.gpus` must be a whole number from 1 to 4294967295, not 0"),
+        ("towers.accumulate=0", "towers.accumulate` must be a whole number from 1 to 1024, not 0"),
+        ("towers.gpus=0", "towers.gpus` must be a whole number from 1 to 1024, not 0"),
         (
             "train.checkpoint.keep=-1",
             "train.checkpoint.keep` must be a whole number of at least 0, not -1",

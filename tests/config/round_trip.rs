@@ -39,6 +39,13 @@ variables: cpu  # default
 reduce: auto  # default
 precision: f32  # default
 seed: 3  # a.yaml:1
+cluster:
+  jobs: {}  # default
+  mode: ps-sync  # default
+  replicas_to_aggregate: null  # default
+  max_staleness: null  # default
+  placement: even  # default
+  exchange: direct  # default
 train:
   dir: runs/line  # default
   max_steps: 1000  # default
@@ -114,7 +121,7 @@ proptest! {
         learning_rate in learning_rate(),
         average in proptest::option::of(0.001..0.9999),
         devices in prop_oneof![Just("towers.gpus"), Just("towers.cpus")],
-        count in 1u32..,
+        count in 1u32..=1024,
         seed in any::<u64>(),
         train in train(),
     ) {
