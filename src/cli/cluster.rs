@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
 
 use super::args::TrainArgs;
+use super::exit;
 use super::output::{note, print};
 use crate::cluster::{Place, PlaceFlags, TaskId};
 use crate::config::{
@@ -18,8 +19,8 @@ use crate::device::cpu::CpuDevice;
 use crate::model::Compiled;
 use crate::ps::{Accumulator, Mode, Placement, Rounds, Shard, WhenShort, assign};
 use crate::rpc::{
-    GrpcLink, Identity, Inbox, Members, ParameterServer, Peer, RemoteStore, Runtime, Server,
-    Timeouts, collective, listen, variables,
+    Failure, GrpcLink, Identity, Inbox, Members, ParameterServer, Peer, RemoteStore, RpcError,
+    Runtime, Server, Timeouts, collective, listen, variables,
 };
 use crate::store::{LocalStore, State, StateLayout, VariableStore};
 use crate::train::{Fabric, Part, store_settings};
@@ -96,6 +97,7 @@ pub(super) fn serve_parameters(
     place: &Place,
     clock: &Arc<dyn Clock>,
     signal: &Arc<AtomicUsize>,
+    rendezvous: Duration,
 ) -> Result<u8> {
     let workers = place.spec.training_tasks();
     let identity = identity(config, place, compiled, expected_examples(config), &**clock);
@@ -142,7 +144,9 @@ pub(super) fn serve_parameters(
         config.cluster.mode,
         workers.len()
     ))?;
-    let failure = runtime.block_on(parameters.clone().run(&place.task, signal));
+    let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
+    let serving = parameters.clone().run(&place.task, signal, rendezvous, &waiting);
+    let failure = runtime.block_on(serving);
     for (worker, tally) in parameters.tallies() {
         print(&format!(
             "{}: {worker} gave {} gradients that count, {} came too late\n",
@@ -168,28 +172,42 @@ pub(super) struct Worker {
     _server: Server,
 }
 
-/// Connects a worker; the chief of a cluster with parameter servers gives them their first values: `start`'s, or the seed's.
-pub(super) fn connect(
-    config: &RunConfig,
-    compiled: &Arc<Compiled>,
-    examples: usize,
-    place: &Place,
-    start: Option<&State>,
-    clock: &Arc<dyn Clock>,
-    rendezvous: Duration,
-) -> Result<(Worker, Part)> {
+/// Says for whom a task waits.
+fn wait_note(task: &TaskId, missing: &[TaskId]) {
+    let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    note(&format!("{task}: waiting for {}", names.join(", ")));
+}
+
+/// What a worker starts with.
+pub(super) struct Start<'a> {
+    pub(super) config: &'a RunConfig,
+    pub(super) compiled: &'a Arc<Compiled>,
+    /// In the training set.
+    pub(super) examples: usize,
+    pub(super) place: &'a Place,
+    /// The checkpoint that a chief goes on from.
+    pub(super) state: Option<&'a State>,
+    pub(super) clock: &'a Arc<dyn Clock>,
+    pub(super) signal: &'a AtomicUsize,
+    /// How long others are waited for.
+    pub(super) rendezvous: Duration,
+}
+
+/// Connects a worker; the chief of a cluster with parameter servers gives them their first values.
+pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
+    let &Start { config, compiled, examples, place, clock, signal, rendezvous, .. } = start;
     let workers = place.spec.training_tasks();
     let size = workers.len();
     let rank = workers.iter().position(|task| *task == place.task).unwrap_or(0);
-    let is_chief = place.spec.chief().as_ref() == Some(&place.task);
     let identity = identity(config, place, compiled, examples, &**clock);
     let runtime = Runtime::start()?;
     let listener = listen(&identity, place.spec.address(&place.task).unwrap_or_default())?;
     let members = Arc::new(Members::default());
     let timeouts = Timeouts { rendezvous, ..Timeouts::default() };
-    let waiting = |missing: &[TaskId]| {
-        let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        note(&format!("{}: waiting for {}", place.task, names.join(", ")));
+    let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
+    let over = || match members.failure() {
+        Some(Failure { task, reason, code }) => Err(RpcError::Stopped { task, reason, code }),
+        None => interrupted(&place.task, signal),
     };
     let with_address = |tasks: Vec<TaskId>| -> Vec<(TaskId, String)> {
         let address = |task: &TaskId| place.spec.address(task).unwrap_or_default().to_owned();
@@ -201,51 +219,91 @@ pub(super) fn connect(
     let server =
         Server::start(&runtime, listener, identity.clone(), members.clone(), collective(inbox))?;
     let targets = with_address(if collective_mode { others } else { place.spec.ps_tasks() });
-    let peers = runtime.block_on(Peer::connect_all(&targets, &identity, timeouts, &waiting))?;
+    let gathering = Peer::connect_all(&targets, &identity, timeouts, &waiting, &over);
+    let peers = runtime.block_on(gathering)?;
 
-    let fabric = if collective_mode {
-        let (runtime, identity) = (runtime.clone(), identity.clone());
-        Fabric::Collective(Box::new(GrpcLink::open(
-            runtime,
-            identity,
-            members,
-            rank,
-            peers.clone(),
-            ends,
-        )))
-    } else {
-        let table = Arc::new(compiled.table().clone());
-        let settings = store_settings(config, examples, size);
-        let layout = StateLayout::new(table.clone(), &settings);
-        let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
-        let slab = device.alloc(table.slab_len())?;
-        let shards = peers.iter().cloned().zip(ranges(config, place, compiled)).collect();
-        let mut store = RemoteStore::new(runtime.clone(), identity.clone(), shards, slab, layout);
-        match store.version(!is_chief)? {
-            Some(step) if is_chief => {
-                note(&format!(
-                    "{}: the parameter servers live at step {step}: going on",
-                    place.task
-                ));
-            }
-            Some(_) => {}
-            None => {
-                let mut local = LocalStore::new(table, settings, vec![device])?;
-                let state = match start {
-                    Some(state) => state.clone(),
-                    None => local.snapshot()?,
-                };
-                store.restore(&state)?;
-            }
-        }
-        Fabric::Parameters(Box::new(store))
-    };
     let task = place.task.clone();
     let worker = Worker { task, runtime, identity, peers, _server: server };
+    let fabric = if collective_mode {
+        let (runtime, identity, peers) =
+            (worker.runtime.clone(), worker.identity.clone(), worker.peers.clone());
+        let link = GrpcLink::open(runtime, identity, members, rank, peers, ends);
+        Fabric::Collective(Box::new(link))
+    } else {
+        let store = worker.variables(start, size);
+        let store = store.inspect_err(|error| worker.fail(error))?;
+        Fabric::Parameters(Box::new(store))
+    };
     Ok((worker, Part { rank, size, fabric }))
 }
 
+/// An error once a signal has come.
+fn interrupted(task: &TaskId, signal: &AtomicUsize) -> Result<(), RpcError> {
+    match signal.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        number => Err(RpcError::Stopped {
+            task: task.to_string(),
+            reason: format!("interrupted by signal {number}"),
+            code: 128 + number as u8,
+        }),
+    }
+}
+
+/// How often a worker that waits for the chief's values looks for a signal.
+const GLANCE: Duration = Duration::from_millis(200);
+
 impl Worker {
+    /// The variables on the parameter servers: living ones, or those that the chief gives them now.
+    fn variables(&self, start: &Start<'_>, size: usize) -> Result<RemoteStore> {
+        let &Start { config, compiled, place, clock, signal, rendezvous, .. } = start;
+        let table = Arc::new(compiled.table().clone());
+        let settings = store_settings(config, start.examples, size);
+        let layout = StateLayout::new(table.clone(), &settings);
+        let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
+        let slab = device.alloc(table.slab_len())?;
+        let shards = self.peers.iter().cloned().zip(ranges(config, place, compiled)).collect();
+        let synchronous = config.cluster.mode == ClusterMode::PsSync;
+        let (runtime, identity) = (self.runtime.clone(), self.identity.clone());
+        let mut store = RemoteStore::new(runtime, identity, shards, slab, layout, synchronous);
+        let chief = place.spec.chief().filter(|chief| *chief != place.task);
+        let Some(chief) = chief else {
+            if let Some(step) = store.version()? {
+                let task = &self.task;
+                note(&format!("{task}: the parameter servers live at step {step}: going on"));
+                return Ok(store);
+            }
+            let mut local = LocalStore::new(table, settings, vec![device])?;
+            store.restore(&start.state.cloned().map_or_else(|| local.snapshot(), Ok)?)?;
+            return Ok(store);
+        };
+        let (began, mut told) = (clock.monotonic(), clock.monotonic());
+        while store.awaited_version(GLANCE)?.is_none() {
+            interrupted(&self.task, signal)?;
+            let now = clock.monotonic();
+            if now - began >= rendezvous {
+                let address = place.spec.address(&chief).unwrap_or_default().to_owned();
+                let waited_secs = (now - began).as_secs_f64();
+                let last = "it has given no values to the parameter servers".to_owned();
+                return Err(RpcError::Missing {
+                    missing: vec![(chief, address)],
+                    waited_secs,
+                    last,
+                }
+                .into());
+            }
+            if now - told >= Duration::from_secs(3) {
+                told = now;
+                wait_note(&self.task, std::slice::from_ref(&chief));
+            }
+        }
+        Ok(store)
+    }
+
+    /// Says good-bye to everybody: it failed, and everybody shall stop.
+    pub(super) fn fail(&self, error: &anyhow::Error) {
+        self.leave(Some((&exit::chain(error), exit::code(error))));
+    }
+
     /// Says good-bye to everybody: the work is done, or it failed with this exit code and everybody shall stop.
     pub(super) fn leave(&self, failure: Option<(&str, u8)>) {
         Peer::leave_all(&self.runtime, &self.peers, &self.identity, failure);

@@ -52,17 +52,17 @@ pub(super) fn launch(args: &LaunchArgs) -> Result<u8> {
     let (tell, told) = channel();
     let mut tasks = BTreeMap::new();
     for (task, _) in spec.all() {
-        let child = start(&task, args, &tell)?;
+        let child = start(&task, args, 0, &tell)?;
         tasks.insert(task, Task { child, restarts: 0 });
     }
     let code = supervise(&mut tasks, args, &tell, &told, &signal)?;
     Ok(code)
 }
 
-fn start(task: &TaskId, args: &LaunchArgs, tell: &Sender<Line>) -> Result<Child> {
+fn start(task: &TaskId, args: &LaunchArgs, restarts: u32, tell: &Sender<Line>) -> Result<Child> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(program)
-        .args(arguments(task, args))
+        .args(arguments(task, args, restarts))
         .env(LAUNCHED, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -78,19 +78,23 @@ fn start(task: &TaskId, args: &LaunchArgs, tell: &Sender<Line>) -> Result<Child>
     Ok(child)
 }
 
-/// The arguments of one task.
-fn arguments(task: &TaskId, args: &LaunchArgs) -> Vec<String> {
+/// The arguments of one task. One that is started again goes on with what its first life left.
+fn arguments(task: &TaskId, args: &LaunchArgs, restarts: u32) -> Vec<String> {
     let mut out = vec!["train".to_owned(), "--config".to_owned()];
     out.push(args.config.display().to_string());
     out.extend(["--job-name".to_owned(), task.job.clone()]);
     out.extend(["--task-index".to_owned(), task.index.to_string()]);
     out.extend(args.rest.iter().cloned());
+    if restarts > 0 {
+        out.retain(|argument| !["--overwrite", "--resume"].contains(&argument.as_str()));
+        out.push("--resume".to_owned());
+    }
     out
 }
 
 fn commands(spec: &ClusterSpec, args: &LaunchArgs) -> String {
     let line = |(task, address): (TaskId, &str)| {
-        format!("tftrain {}   # on the host of {address}\n", arguments(&task, args).join(" "))
+        format!("tftrain {}   # on the host of {address}\n", arguments(&task, args, 0).join(" "))
     };
     spec.all().map(line).collect()
 }
@@ -136,8 +140,9 @@ fn supervise(
             note(&format!("[launch] {task} ended with exit code {child_code}"));
             if ending.is_none() && restarts < args.restart && task.job != "ps" {
                 note(&format!("[launch] restarting {task}, {} of {}", restarts + 1, args.restart));
-                let child = start(&task, args, tell)?;
-                tasks.insert(task, Task { child, restarts: restarts + 1 });
+                let restarts = restarts + 1;
+                let child = start(&task, args, restarts, tell)?;
+                tasks.insert(task, Task { child, restarts });
                 continue;
             }
             if code == 0 {
@@ -148,10 +153,10 @@ fn supervise(
         if signal.load(Ordering::Relaxed) != 0 && ending.is_none() {
             code = 128 + signal.load(Ordering::Relaxed) as u8;
             ending = Some(clock.monotonic());
+        }
+        if ending.is_some() {
             // The end of its input asks a task to finish its step and save.
-            for running in tasks.values_mut() {
-                running.child.stdin = None;
-            }
+            tasks.values_mut().for_each(|running| running.child.stdin = None);
         }
         if ending.is_some_and(|since| clock.monotonic() - since > GRACE) {
             for (task, running) in tasks.iter_mut() {

@@ -13,9 +13,9 @@ use super::args::{Output, TrainArgs};
 use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
 use super::header::{header, placement};
+use super::launch;
 use super::output::{Console, note, print};
 use super::setup::{self, Loaded};
-use super::{exit, launch};
 use crate::cluster::Role;
 use crate::config::{Layers, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml};
 use crate::data::{Source, Split};
@@ -48,11 +48,14 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         return Err(Usage(text).into());
     }
     let mut is_chief = true;
+    let rendezvous = Duration::from_secs(args.rendezvous_timeout);
     if let Some(place) = &place {
         place.describe().iter().for_each(|line| note(line));
         match place.spec.role(&place.task) {
             Role::Ps => {
-                return cluster::serve_parameters(config, &compiled, place, &clock, &signal);
+                return cluster::serve_parameters(
+                    config, &compiled, place, &clock, &signal, rendezvous,
+                );
             }
             Role::Chief => {}
             Role::Worker => is_chief = false,
@@ -89,16 +92,16 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
     let state = start.as_ref().map(|(state, _)| state);
     let (worker, part) = match &place {
         Some(place) => {
-            let rendezvous = Duration::from_secs(args.rendezvous_timeout);
-            let (worker, part) = cluster::connect(
+            let (worker, part) = cluster::connect(&cluster::Start {
                 config,
-                &compiled,
-                source.len(),
+                compiled: &compiled,
+                examples: source.len(),
                 place,
                 state,
-                &clock,
+                clock: &clock,
+                signal: &signal,
                 rendezvous,
-            )?;
+            })?;
             (Some(worker), part)
         }
         None => (None, Part::alone()),
@@ -125,7 +128,7 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
                 worker.leave(Some((&signal, *code)));
             }
             Ok(_) => worker.leave(None),
-            Err(error) => worker.leave(Some((&exit::chain(error), exit::code(error)))),
+            Err(error) => worker.fail(error),
         }
     }
     ended
@@ -192,7 +195,9 @@ impl Run<'_> {
             Output::Tutorial | Output::Benchmark => _ = print(&heading)?,
         }
         let max_steps = config.train.max_steps;
-        if start_step >= max_steps {
+        // Parameter servers may live at a later step than the last checkpoint.
+        let saved_step = self.start.as_ref().map_or(0, |(state, _)| state.global_step);
+        if start_step >= max_steps && (self.train_dir.is_none() || saved_step >= start_step) {
             note(&format!(
                 "nothing to do: the run is at step {start_step} already; raise --max-steps beyond {max_steps}"
             ));
@@ -213,7 +218,7 @@ impl Run<'_> {
         let mut reports: Vec<Box<dyn Report>> = vec![Box::new(console)];
         let mut hooks: Vec<Box<dyn Hook>> =
             vec![Box::new(LogHook::new(config.train.log_every, start_step))];
-        self.keep_records(&assembly, start_step, &mut hooks, &mut reports)?;
+        self.keep_records(&assembly, start_step, saved_step, &mut hooks, &mut reports)?;
 
         let began = self.clock.monotonic();
         let supervisor = Supervisor { max_steps, hooks, reports, signal };
@@ -238,6 +243,7 @@ impl Run<'_> {
         &mut self,
         assembly: &Assembly,
         start_step: u64,
+        saved_step: u64,
         hooks: &mut Vec<Box<dyn Hook>>,
         reports: &mut Vec<Box<dyn Report>>,
     ) -> Result<()> {
@@ -259,7 +265,7 @@ impl Run<'_> {
             keep.every_secs,
             keep.every_steps,
             clock.clone(),
-            start_step,
+            saved_step,
         )));
         // After the checkpoint: an evaluation that is cut short costs no step.
         if let Some((every, held_out)) = self.held_out.take() {

@@ -53,19 +53,52 @@ const RETRY: Duration = Duration::from_millis(100);
 
 impl Peer {
     /// Connects to all of `tasks`, in any order of their start, compares settings and keeps watching them.
-    /// `waiting` is told every few seconds who is missing.
+    /// `waiting` is told every few seconds who is missing; an error of `over` ends the wait. Who has come hears of a
+    /// failure, unless it is a refusal: a stranger stops nobody.
     pub async fn connect_all(
         tasks: &[(TaskId, String)],
         identity: &Arc<Identity>,
         timeouts: Timeouts,
         waiting: &(dyn Fn(&[TaskId]) + Sync),
+        over: &(dyn Fn() -> Result<(), RpcError> + Sync),
     ) -> Result<Vec<Self>, RpcError> {
+        let mut peers: Vec<Option<Self>> = vec![None; tasks.len()];
+        let gathered = Self::gather(&mut peers, tasks, identity, timeouts, waiting, over).await;
+        let peers = peers.into_iter().flatten();
+        match gathered {
+            Ok(()) => return Ok(peers.collect()),
+            Err(RpcError::Refused { .. }) => {}
+            Err(ref error) => {
+                for peer in peers {
+                    peer.leave(identity, Some((&error.to_string(), error.code()))).await;
+                }
+            }
+        }
+        gathered.map(|()| Vec::new())
+    }
+
+    async fn gather(
+        peers: &mut [Option<Self>],
+        tasks: &[(TaskId, String)],
+        identity: &Arc<Identity>,
+        timeouts: Timeouts,
+        waiting: &(dyn Fn(&[TaskId]) + Sync),
+        over: &(dyn Fn() -> Result<(), RpcError> + Sync),
+    ) -> Result<(), RpcError> {
         let start = tokio::time::Instant::now();
         let mut told = start;
-        let mut peers: Vec<Option<Self>> = vec![None; tasks.len()];
         let mut last = String::new();
         loop {
+            over()?;
             for (peer, (task, address)) in peers.iter_mut().zip(tasks) {
+                // One that died while others were awaited may come again; one may also have heard that all is over.
+                let end = peer.as_ref().and_then(|peer| peer.end.borrow().clone());
+                if let Some(error) = end {
+                    *peer = None;
+                    if let RpcError::Stopped { .. } = error {
+                        return Err(error);
+                    }
+                }
                 if peer.is_none() {
                     match Self::connect(task, address, identity, timeouts).await {
                         Ok(joined) => *peer = Some(joined),
@@ -76,12 +109,12 @@ impl Peer {
             }
             let missing: Vec<(TaskId, String)> = tasks
                 .iter()
-                .zip(&peers)
+                .zip(peers.iter())
                 .filter(|(_, p)| p.is_none())
                 .map(|(t, _)| t.clone())
                 .collect();
             if missing.is_empty() {
-                return Ok(peers.into_iter().flatten().collect());
+                return Ok(());
             }
             if start.elapsed() >= timeouts.rendezvous {
                 let waited_secs = start.elapsed().as_secs_f64();
@@ -126,9 +159,11 @@ impl Peer {
             incarnation: identity.incarnation,
             settings: identity.settings.clone().into_iter().collect(),
         };
-        let joined = control
-            .join(request)
+        // Who listens may still not speak.
+        let silent = |_| lost("no answer for two heartbeats".to_owned());
+        let joined = tokio::time::timeout(2 * timeouts.heartbeat, control.join(request))
             .await
+            .map_err(silent)?
             .map_err(|status| RpcError::from_status(task, address, &status))?;
         let (set, end) = watch::channel(None);
         let peer = Self {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -23,6 +24,9 @@ pub struct Identity {
     /// Settings that must be equal everywhere, by dotted key.
     pub settings: BTreeMap<String, String>,
 }
+
+/// How long a task may be here without a watch.
+const UNWATCHED: Duration = Duration::from_secs(4);
 
 pub(super) struct ControlService {
     pub(super) identity: Arc<Identity>,
@@ -70,11 +74,19 @@ impl Control for ControlService {
             tracing::warn!("refused {task} from {from:?}: {difference}");
             return Err(Status::failed_precondition(difference));
         }
-        if !self.members.join(task, peer.incarnation) {
+        if !self.members.join(task.clone(), peer.incarnation) {
             let text = format!("{} is here already, and {from:?} claims to be it too", peer.task);
             tracing::warn!("{text}");
             return Err(Status::already_exists(text));
         }
+        // It may die before it is watched.
+        let (members, incarnation) = (self.members.clone(), peer.incarnation);
+        tokio::spawn(async move {
+            tokio::time::sleep(UNWATCHED).await;
+            if !members.is_watched(&task, incarnation) {
+                members.leave(&task, incarnation, Departure::Lost);
+            }
+        });
         Ok(Response::new(JoinReply { incarnation: self.identity.incarnation }))
     }
 
@@ -89,6 +101,7 @@ impl Control for ControlService {
         let first = first.ok_or_else(|| Status::invalid_argument("no first beat"))?;
         let (task, incarnation) = (task_of(&first.task)?, first.incarnation);
         let members = self.members.clone();
+        members.watch(&task, incarnation);
         // The answer echoes beats, and says when the run is over; the caller's silence ends the stream.
         let mut changes = members.subscribe();
         let own = Beat {
@@ -121,9 +134,12 @@ impl Control for ControlService {
         let id = task_of(&task)?;
         if failure.is_empty() {
             self.members.leave(&id, incarnation, Departure::Done);
-        } else {
+        } else if self.members.is_here(&id, incarnation) {
             let code = u8::try_from(code).unwrap_or(1);
             self.members.fail(Failure { task, reason: failure, code });
+        } else {
+            // One that was silent for so long that the others went on without it.
+            tracing::warn!("{task} is not here any more and failed: {failure}");
         }
         Ok(Response::new(LeaveReply {}))
     }

@@ -31,6 +31,8 @@ pub struct Failure {
 #[derive(Clone, Debug)]
 struct Member {
     incarnation: u64,
+    /// Whether its end would be noticed.
+    watched: bool,
     departure: Option<Departure>,
 }
 
@@ -74,10 +76,24 @@ impl Members {
         if here.is_some_and(|m| m.departure.is_none() && m.incarnation != incarnation) {
             return false;
         }
-        state.members.insert(task, Member { incarnation, departure: None });
+        state.members.insert(task, Member { incarnation, watched: false, departure: None });
         drop(state);
         self.changed();
         true
+    }
+
+    /// From now on its end is noticed.
+    pub(super) fn watch(&self, task: &TaskId, incarnation: u64) {
+        let mut state = self.lock();
+        let member = state.members.get_mut(task).filter(|m| m.incarnation == incarnation);
+        member.into_iter().for_each(|member| member.watched = true);
+    }
+
+    /// Whether this life of a task is watched, or over.
+    pub(super) fn is_watched(&self, task: &TaskId, incarnation: u64) -> bool {
+        let state = self.lock();
+        let member = state.members.get(task).filter(|m| m.incarnation == incarnation);
+        member.is_none_or(|member| member.watched)
     }
 
     /// A task goes. An older life's end does not touch a newer one.
@@ -104,11 +120,24 @@ impl Members {
         self.lock().failure.clone()
     }
 
+    /// Whether this life of a task is here now.
+    pub(super) fn is_here(&self, task: &TaskId, incarnation: u64) -> bool {
+        let state = self.lock();
+        let member = state.members.get(task).filter(|m| m.incarnation == incarnation);
+        member.is_some_and(|member| member.departure.is_none())
+    }
+
     /// The tasks that are here now.
     pub fn present(&self) -> Vec<TaskId> {
         let state = self.lock();
         let here = state.members.iter().filter(|(_, m)| m.departure.is_none());
         here.map(|(task, _)| task.clone()).collect()
+    }
+
+    /// Those of `tasks` that have never come.
+    pub(super) fn missing(&self, tasks: &[TaskId]) -> Vec<TaskId> {
+        let state = self.lock();
+        tasks.iter().filter(|task| !state.members.contains_key(task)).cloned().collect()
     }
 
     /// How a task left; `None` while it is here or before it came.

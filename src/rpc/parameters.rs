@@ -17,7 +17,7 @@ use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionR
 use crate::cluster::TaskId;
 use crate::device::Slab;
 use crate::optim::Schedule;
-use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version};
+use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version, Why};
 use crate::store::StoreSettings;
 
 /// How often a signal is looked for.
@@ -25,6 +25,12 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 /// How long a ps task stays for its workers after a failure.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// How long the last workers may take to come back.
+const COMEBACK: Duration = Duration::from_secs(5);
+
+/// The exit code of a run whose workers did not all come.
+const MISSING: u8 = 4;
 
 /// The exit code of a run that lost too many workers.
 const PEER_LOST: u8 = 5;
@@ -100,31 +106,55 @@ impl ParameterServer {
         self.workers.iter().cloned().zip(self.lock().shard.tallies()).collect()
     }
 
-    /// Follows who comes and goes, until all workers are done or the run has failed; a signal fails it. After a failure
-    /// it stays until the workers are gone, so that they hear of it and the chief can save.
-    pub async fn run(self: Arc<Self>, own: &TaskId, signal: &AtomicUsize) -> Option<Failure> {
+    /// Follows who comes and goes, until all workers are done or the run has failed; a signal fails it, and so do
+    /// workers that never come and are needed. `waiting` is told every few seconds who is missing. After a failure it
+    /// stays until the workers are gone, so that they hear of it and the chief can save.
+    pub async fn run(
+        self: Arc<Self>,
+        own: &TaskId,
+        signal: &AtomicUsize,
+        rendezvous: Duration,
+        waiting: &(dyn Fn(&[TaskId]) + Sync),
+    ) -> Option<Failure> {
+        let fail = |reason: String, code: u8| {
+            self.members.fail(Failure { task: own.to_string(), reason, code });
+        };
         let mut changes = self.members.subscribe();
+        let start = tokio::time::Instant::now();
+        let (mut told, mut left) = (start, None);
         let failure = loop {
             if let Some(failure) = self.members.failure() {
                 break failure;
             }
-            let departures: Vec<Option<Departure>> =
-                self.workers.iter().map(|worker| self.members.departure(worker)).collect();
-            self.follow(&departures);
+            let departures = self.follow(&mut self.lock());
             if departures.iter().all(|departure| *departure == Some(Departure::Done)) {
                 return None;
             }
-            if departures.iter().all(Option::is_some) && self.members.failure().is_none() {
-                let (task, reason) = (own.to_string(), "no worker is left".to_owned());
-                self.members.fail(Failure { task, reason, code: PEER_LOST });
+            if departures.iter().all(Option::is_some) {
+                if left.get_or_insert_with(tokio::time::Instant::now).elapsed() >= COMEBACK {
+                    // The chief, the first, has saved when it is done.
+                    if departures[0] == Some(Departure::Done) {
+                        return None;
+                    }
+                    fail("no worker is left".to_owned(), PEER_LOST);
+                }
+            } else {
+                left = None;
+            }
+            let missing = self.members.missing(&self.workers);
+            let is_needed = self.synchronous || self.members.present().is_empty();
+            if !missing.is_empty() && is_needed {
+                if start.elapsed() >= rendezvous {
+                    let (names, secs) = (names(&missing), rendezvous.as_secs());
+                    fail(format!("{names} did not come within {secs} s"), MISSING);
+                } else if told.elapsed() >= Duration::from_secs(3) {
+                    told = tokio::time::Instant::now();
+                    waiting(&missing);
+                }
             }
             match signal.load(Ordering::Relaxed) {
                 0 => {}
-                number => self.members.fail(Failure {
-                    task: own.to_string(),
-                    reason: format!("interrupted by signal {number}"),
-                    code: 128 + number as u8,
-                }),
+                number => fail(format!("interrupted by signal {number}"), 128 + number as u8),
             }
             // Changes wake at once; signals are looked for now and then.
             let _ = tokio::time::timeout(GLANCE, changes.changed()).await;
@@ -136,9 +166,10 @@ impl ParameterServer {
         Some(failure)
     }
 
-    /// Tells the rounds which workers have left or come back.
-    fn follow(&self, departures: &[Option<Departure>]) {
-        let mut inner = self.lock();
+    /// Tells the rounds which workers have left or come back, and how each stands now.
+    fn follow(&self, inner: &mut Inner) -> Vec<Option<Departure>> {
+        let departures: Vec<Option<Departure>> =
+            self.workers.iter().map(|worker| self.members.departure(worker)).collect();
         for (worker, departure) in departures.iter().enumerate() {
             if inner.seen[worker] == *departure {
                 continue;
@@ -157,11 +188,11 @@ impl ParameterServer {
                 Some(Departure::Done) => inner.shard.finish(worker),
                 None => inner.shard.join(worker),
             };
-            // Before the first values there are no rounds to leave.
             if let Ok(effects) = effects {
-                self.carry_out(&mut inner, &effects);
+                self.carry_out(inner, &effects);
             }
         }
+        departures
     }
 
     /// Wakes whom the effects release, and sums up the losses of an update.
@@ -231,6 +262,12 @@ impl ParameterServer {
         }
     }
 
+    /// The answer to a gradient for which there is no step left.
+    fn at_the_end(&self, inner: &Inner, header: &Header) -> Option<PushReply> {
+        let version = inner.shard.version().filter(|version| version.step >= self.max_steps)?;
+        Some(PushReply { step: version.step, rate: 0.0, loss: header.loss, dropped: true })
+    }
+
     fn push_at_once(
         &self,
         worker: usize,
@@ -239,9 +276,8 @@ impl ParameterServer {
         slab: Slab,
     ) -> Result<PushReply, Status> {
         let mut inner = self.lock();
-        if let Some(version) = inner.shard.version().filter(|v| v.step >= self.max_steps) {
-            let (step, loss) = (version.step, header.loss);
-            return Ok(PushReply { step, rate: 0.0, loss, dropped: true });
+        if let Some(reply) = self.at_the_end(&inner, header) {
+            return Ok(reply);
         }
         let pushed = inner.shard.push(worker, seen, slab).map_err(refusal)?;
         self.version.send_replace(inner.shard.version());
@@ -266,11 +302,20 @@ impl ParameterServer {
         slab: Slab,
     ) -> Result<PushReply, Status> {
         let mut release = self.releases[worker].subscribe();
-        release.mark_unchanged();
         let dropped = {
             let mut inner = self.lock();
+            // A worker that has just come back counts from its first gradient on.
+            self.follow(&mut inner);
+            if let Some(reply) = self.at_the_end(&inner, header) {
+                return Ok(reply);
+            }
+            // An earlier release is no answer to this gradient.
+            release.mark_unchanged();
             let effects =
                 inner.shard.offer(worker, seen, header.examples, slab).map_err(refusal)?;
+            if effects.contains(&Effect::Drop { worker, why: Why::Stranger }) {
+                return Err(Status::unavailable(format!("{} is not here any more", header.task)));
+            }
             let dropped = effects.iter().any(|e| matches!(e, Effect::Drop { .. }));
             if !dropped {
                 inner.losses.push((header.loss, header.examples));
@@ -286,6 +331,10 @@ impl ParameterServer {
         let rate = self.schedule.rate(step.saturating_sub(1));
         Ok(PushReply { step, rate, loss: self.lock().loss, dropped })
     }
+}
+
+fn names(tasks: &[TaskId]) -> String {
+    tasks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// What a shard's refusal is on the wire.

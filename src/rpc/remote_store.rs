@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tonic::Response;
 
 use super::channel::Peer;
 use super::control::Identity;
@@ -34,8 +36,8 @@ pub struct RemoteStore {
     slab: Slab,
     layout: StateLayout,
     global_step: u64,
-    /// Gradients that came too late, and the limit after which a run without progress ends.
-    dropped: u64,
+    /// Whether gradients are applied in rounds.
+    synchronous: bool,
 }
 
 impl RemoteStore {
@@ -46,6 +48,7 @@ impl RemoteStore {
         peers: Vec<(Peer, Vec<Range<usize>>)>,
         slab: Slab,
         layout: StateLayout,
+        synchronous: bool,
     ) -> Self {
         let shard = |(peer, ranges): (Peer, Vec<Range<usize>>)| Shard {
             client: VariablesClient::new(peer.channel.clone()),
@@ -56,18 +59,18 @@ impl RemoteStore {
             step: 0,
         };
         let shards = peers.into_iter().map(shard).collect();
-        Self { runtime, identity, shards, slab, layout, global_step: 0, dropped: 0 }
+        Self { runtime, identity, shards, slab, layout, global_step: 0, synchronous }
     }
 
-    /// The step of living variables; `None` when no ps task has values yet. Waits for values where asked to.
-    pub fn version(&mut self, wait: bool) -> Result<Option<u64>, RpcError> {
+    /// The step of living variables; `None` when no ps task has values yet.
+    pub fn version(&mut self) -> Result<Option<u64>, RpcError> {
         let replies = self.each(move |mut shard| async move {
-            let asked = shard.client.version(VersionRequest { wait });
+            let asked = shard.client.version(VersionRequest { wait: false });
             let reply = shard.peer.within(asked).await.map(|reply| reply.into_inner());
             (shard, reply)
         })?;
         let ready: Vec<u64> = replies.iter().filter(|r| r.ready).map(|r| r.step).collect();
-        self.global_step = ready.first().copied().unwrap_or(0);
+        self.global_step = ready.iter().copied().min().unwrap_or(0);
         // A ps task that restarted empty beside living ones is no fresh start.
         match ready.len() {
             0 => Ok(None),
@@ -82,6 +85,27 @@ impl RemoteStore {
                 Err(RpcError::Refused { task, reason })
             }
         }
+    }
+
+    /// The step of living variables, waited for up to `patience`; `None` when the chief has not given all values yet.
+    pub fn awaited_version(&mut self, patience: Duration) -> Result<Option<u64>, RpcError> {
+        let replies = self.each(move |mut shard| async move {
+            let asked = shard.client.version(VersionRequest { wait: true });
+            let reply = match tokio::time::timeout(patience, shard.peer.within(asked)).await {
+                Ok(reply) => reply.map(|reply| Some(reply.into_inner().step)),
+                Err(_) => Ok(None),
+            };
+            (shard, reply)
+        })?;
+        let steps: Option<Vec<u64>> = replies.into_iter().collect();
+        let step = steps.and_then(|steps| steps.into_iter().min());
+        self.global_step = step.unwrap_or(0);
+        Ok(step)
+    }
+
+    /// The lowest step of the ps tasks as they were last pulled.
+    fn lowest_step(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.step).min().unwrap_or(0)
     }
 
     /// Runs one call per ps task, all at once; the first error counts.
@@ -139,7 +163,11 @@ impl RemoteStore {
 
     fn push_all(&mut self, share: Contribution) -> Result<Vec<PushReply>, RpcError> {
         let task = self.identity.task.to_string();
+        // A ps task that is ahead, since this worker came back or was late between its rounds, has had this round.
+        let round = self.synchronous.then(|| self.lowest_step());
         self.each(move |mut shard| {
+            let is_due = round.is_none_or(|step| shard.step == step);
+            let ahead = PushReply { step: shard.step, rate: 0.0, loss: share.loss, dropped: true };
             let header = Header {
                 task: task.clone(),
                 incarnation: shard.incarnation,
@@ -148,11 +176,13 @@ impl RemoteStore {
                 loss: share.loss,
                 floats: 0,
             };
-            let stream = chunks::split(header, &shard.packed);
+            let stream = is_due.then(|| chunks::split(header, &shard.packed));
             async move {
-                let pushed = shard.client.push(stream);
-                let reply = shard.peer.within(pushed).await.map(|reply| reply.into_inner());
-                (shard, reply)
+                let reply = match stream {
+                    Some(stream) => shard.peer.within(shard.client.push(stream)).await,
+                    None => Ok(Response::new(ahead)),
+                };
+                (shard, reply.map(Response::into_inner))
             }
         })
     }
@@ -173,7 +203,7 @@ impl VariableStore for RemoteStore {
                 at += range.len();
             }
         }
-        self.global_step = self.shards.first().map_or(0, |shard| shard.step);
+        self.global_step = self.lowest_step();
         Ok(Pulled::of(std::slice::from_ref(&self.slab)))
     }
 
@@ -186,10 +216,11 @@ impl VariableStore for RemoteStore {
             }
         }
         let replies = self.push_all(share).map_err(remote)?;
-        self.dropped += u64::from(replies.iter().any(|reply| reply.dropped));
-        let first = replies.first().copied().unwrap_or_default();
-        self.global_step = first.step;
-        Ok(Applied { global_step: first.step, rate: first.rate, loss: Some(first.loss) })
+        // The run is where its slowest ps task is.
+        let behind = |reply: &PushReply| (reply.step, reply.dropped);
+        let last = replies.into_iter().min_by_key(behind).unwrap_or_default();
+        self.global_step = last.step;
+        Ok(Applied { global_step: last.step, rate: last.rate, loss: Some(last.loss) })
     }
 
     fn global_step(&self) -> u64 {
@@ -210,8 +241,7 @@ impl VariableStore for RemoteStore {
                 }
             }
         }
-        let step = self.shards.first().map_or(0, |shard| shard.step);
-        Ok(self.layout.state(step, &slabs))
+        Ok(self.layout.state(self.lowest_step(), &slabs))
     }
 
     fn restore(&mut self, from: &State) -> Result<(), StoreError> {

@@ -238,17 +238,17 @@ pub struct CheckpointHook {
 }
 
 impl CheckpointHook {
-    /// From `start` on; `metadata` goes into every checkpoint beside the data position.
+    /// After the checkpoint of step `saved`, or 0 without one; `metadata` goes into every checkpoint beside the data position.
     pub fn new(
         store: CheckpointStore,
         metadata: BTreeMap<String, String>,
         every_secs: Option<f64>,
         every_steps: Option<u64>,
         clock: Arc<dyn Clock>,
-        start: u64,
+        saved: u64,
     ) -> Self {
         let last_time = clock.monotonic();
-        Self { store, metadata, every_secs, every_steps, clock, last_time, last_step: start }
+        Self { store, metadata, every_secs, every_steps, clock, last_time, last_step: saved }
     }
 
     fn save(&mut self, trainer: &mut Trainer, tell: &mut Tell<'_>) -> Result<()> {

@@ -7,14 +7,14 @@ use std::net::TcpListener;
 use crate::support::{SMALL, Space, same};
 
 /// Ports that were free a moment ago.
-fn ports(n: usize) -> Vec<u16> {
+pub(crate) fn ports(n: usize) -> Vec<u16> {
     let listeners: Vec<TcpListener> =
         (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
 /// Writes a cluster file of `ps` parameter servers and `workers` workers.
-fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
+pub(crate) fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
     let ports = ports(ps + workers);
     let list = |ports: &[u16]| -> String {
         ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ")

@@ -1,5 +1,6 @@
 //! The program as its users run it: the built binary, its lines, files and exit codes.
 
+mod chaos;
 mod cluster;
 mod equivalence;
 mod eval;
