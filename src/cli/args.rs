@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Train(Box<ConfigArgs>),
     /// Start every task of a cluster on this machine
     Launch(LaunchArgs),
+    /// Make certificates for the tasks of a cluster
+    Certs(CertsArgs),
     /// Evaluate the checkpoints of a run
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
@@ -168,6 +170,18 @@ pub(crate) struct TrainArgs {
     /// This process's index in its job
     #[arg(long, value_name = "N")]
     pub(crate) task_index: Option<u32>,
+    /// File with the token that all tasks share [TFTRAIN_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<String>,
+    /// Certificate of the authority, for mutual TLS
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<String>,
+    /// This task's certificate; {job} and {index} stand for its own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<String>,
+    /// The key of this task's certificate
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<String>,
     /// Seconds to wait for the other tasks at the start
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub(crate) rendezvous_timeout: u64,
@@ -190,6 +204,16 @@ pub(crate) struct LaunchArgs {
     /// Flags for every task, after `--`
     #[arg(last = true, value_name = "FLAGS")]
     pub(crate) rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CertsArgs {
+    /// Folder for the authority's and the tasks' certificates and keys
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The tasks and the host at which others reach each: worker:0=host
+    #[arg(long, value_name = "TASK=HOST", required = true, num_args = 1..)]
+    pub(crate) task: Vec<String>,
 }
 
 /// Which values of the variables to judge.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_stream::StreamExt;
-use tonic::transport::{Channel, Endpoint};
 
 use super::control::Identity;
 use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest};
+use super::security::{Line, Security, bad_certificate, root_cause};
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
 use super::{PROTOCOL, RpcError, Runtime};
 use crate::cluster::TaskId;
@@ -38,7 +38,7 @@ pub struct Peer {
     /// Where.
     pub address: String,
     /// The connection.
-    pub(super) channel: Channel,
+    pub(super) channel: Line,
     /// This life of it.
     pub incarnation: u64,
     /// Set when it is lost, or says that the run is over.
@@ -57,6 +57,7 @@ impl Peer {
     pub async fn connect_all(
         tasks: &[(TaskId, String)],
         identity: &Arc<Identity>,
+        security: &Security,
         timeouts: Timeouts,
         waiting: &(dyn Fn(&[TaskId]) + Sync),
     ) -> Result<Vec<Self>, RpcError> {
@@ -67,7 +68,7 @@ impl Peer {
         loop {
             for (peer, (task, address)) in peers.iter_mut().zip(tasks) {
                 if peer.is_none() {
-                    match Self::connect(task, address, identity, timeouts).await {
+                    match Self::connect(task, address, identity, security, timeouts).await {
                         Ok(joined) => *peer = Some(joined),
                         Err(RpcError::Lost { reason, .. }) => last = reason,
                         Err(refused) => return Err(refused),
@@ -100,6 +101,7 @@ impl Peer {
         task: &TaskId,
         address: &str,
         identity: &Arc<Identity>,
+        security: &Security,
         timeouts: Timeouts,
     ) -> Result<Self, RpcError> {
         let lost = |reason: String| RpcError::Lost {
@@ -107,8 +109,10 @@ impl Peer {
             address: address.to_owned(),
             reason,
         };
+        let refused = |reason: String| RpcError::Refused { task: task.clone(), reason };
         // Names are resolved anew at each try, so a host may appear late.
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        let endpoint = security
+            .endpoint(address)
             .map_err(|error| lost(error.to_string()))?
             .connect_timeout(Duration::from_secs(2))
             .tcp_nodelay(true)
@@ -118,7 +122,10 @@ impl Peer {
             .http2_keep_alive_interval(timeouts.heartbeat)
             .keep_alive_timeout(timeouts.heartbeat)
             .keep_alive_while_idle(true);
-        let channel = endpoint.connect().await.map_err(|error| lost(root_cause(&error)))?;
+        let channel = endpoint.connect().await.map_err(|error| {
+            bad_certificate(&error).map_or_else(|| lost(root_cause(&error)), refused)
+        })?;
+        let channel = Line::new(channel, security.credentials());
         let mut control = ControlClient::new(channel.clone());
         let request = JoinRequest {
             protocol: PROTOCOL,
@@ -126,10 +133,11 @@ impl Peer {
             incarnation: identity.incarnation,
             settings: identity.settings.clone().into_iter().collect(),
         };
-        let joined = control
-            .join(request)
-            .await
-            .map_err(|status| RpcError::from_status(task, address, &status))?;
+        // A server looks at the certificate only after the client thinks that it is connected.
+        let joined = control.join(request).await.map_err(|status| {
+            let other = || RpcError::from_status(task, address, &status);
+            bad_certificate(&status).map_or_else(other, refused)
+        })?;
         let (set, end) = watch::channel(None);
         let peer = Self {
             task: task.clone(),
@@ -242,13 +250,4 @@ impl Peer {
         let said = control.leave(request);
         let _ = tokio::time::timeout(Duration::from_secs(2), said).await;
     }
-}
-
-/// The innermost cause: `Connection refused` instead of `transport error`.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

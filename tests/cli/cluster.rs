@@ -7,14 +7,14 @@ use std::net::TcpListener;
 use crate::support::{SMALL, Space, same};
 
 /// Ports that were free a moment ago.
-fn ports(n: usize) -> Vec<u16> {
+pub(crate) fn ports(n: usize) -> Vec<u16> {
     let listeners: Vec<TcpListener> =
         (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
 /// Writes a cluster file of `ps` parameter servers and `workers` workers.
-fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
+pub(crate) fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
     let ports = ports(ps + workers);
     let list = |ports: &[u16]| -> String {
         ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ")
@@ -196,7 +196,7 @@ fn nothing_is_left_of_a_launch() {
 }
 
 /// The address of the first ps task.
-fn first_address(space: &Space) -> String {
+pub(crate) fn first_address(space: &Space) -> String {
     let text = fs::read_to_string(space.path("cluster.yaml")).unwrap();
     text.split('"').nth(1).unwrap().to_owned()
 }

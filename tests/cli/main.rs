@@ -6,4 +6,5 @@ mod eval;
 mod refusals;
 mod resume;
 mod runs;
+mod security;
 mod support;
