@@ -177,7 +177,7 @@ pub(super) fn bad_certificate(error: &(dyn Error + 'static)) -> Option<String> {
         // The kind under which TLS reports every fault of the protocol.
         let inner = error.downcast_ref::<io::Error>();
         if inner.is_some_and(|error| error.kind() == io::ErrorKind::InvalidData) {
-            return Some(format!("TLS: {}", root_cause(error)));
+            return Some(format!("the certificates do not agree: {}", root_cause(error)));
         }
         cause = error.source();
     }

@@ -98,6 +98,13 @@ fn task(space: &Space, job: &str, index: u32, rest: &str) -> Live {
     space.spawn(space.command(&args).env("RUST_LOG", "warn"))
 }
 
+/// A worker that is not of the cluster whose parameter server it calls.
+fn intruder(address: &str) -> String {
+    let own = ports(1)[0];
+    let hosts = format!("--ps-hosts {address} --worker-hosts 127.0.0.1:{own}");
+    format!("line-fit {hosts} --job-name worker --task-index 0 --train-dir other")
+}
+
 #[test]
 fn only_loopback_is_open_to_everybody() {
     let space = Space::new();
@@ -143,7 +150,7 @@ fn a_cluster_trains_on_whoever_else_calls() {
     let space = Space::new();
     cluster(&space, "cluster.yaml", 1, 2, "  token_file: token\n");
     fs::write(space.path("token"), "secret\n").unwrap();
-    fs::write(space.path("other"), "sesame\n").unwrap();
+    fs::write(space.path("guess"), "sesame\n").unwrap();
     let flags = format!("--train-dir run --log-every 1 --max-steps {STEPS}");
     let ps = task(&space, "ps", 0, "");
     let address = first_address(&space);
@@ -151,19 +158,15 @@ fn a_cluster_trains_on_whoever_else_calls() {
     let worker = task(&space, "worker", 1, &flags);
     chief.until(|| space.steps_so_far("run") > 5);
 
-    let intruder = format!("train --config cluster.yaml --job-name worker --task-index 1 {flags}");
-    let intruder = intruder.replace("--train-dir run", "--train-dir other-run");
-    space.run(&format!("{intruder} --token-file other")).code(8).says(&[
+    let intruder = intruder(&address);
+    space.run(&format!("{intruder} --token-file guess")).code(8).says(&[
         "ps:0 refuses",
         "wrong token",
         "--token-file",
     ]);
     let connected = strangers(&address);
     let slow = dawdle(&address);
-    space
-        .run(&format!("{intruder} --set cluster.token_file=null"))
-        .code(8)
-        .says(&["ps:0 refuses", "no token"]);
+    space.run(&format!("{intruder} --overwrite")).code(8).says(&["ps:0 refuses", "no token"]);
     assert!(space.steps_so_far("run") < STEPS, "the run was over too early to be disturbed");
 
     chief.ended().code(0);
@@ -218,14 +221,18 @@ fn certificates_admit_their_tasks_and_nobody_else() {
     let ps = task(&space, "ps", 0, "");
     let mut chief = task(&space, "worker", 0, &format!("{flags} --train-dir run"));
     chief.until(|| space.steps_so_far("run") > 5);
-    let connected = strangers(&first_address(&space));
-    let intruder = "train --config cluster.yaml --job-name worker --task-index 0 --train-dir other";
-    let theirs = "--tls-cert others/worker-0.pem --tls-key others/worker-0.key";
-    space.run(&format!("{intruder} {theirs}")).code(8).says(&["ps:0 refuses", "TLS"]);
-    space
-        .run(&format!("{intruder} --overwrite {theirs} --tls-ca others/ca.pem"))
-        .code(8)
-        .says(&["ps:0 refuses", "TLS"]);
+    let address = first_address(&space);
+    let connected = strangers(&address);
+    let theirs = format!(
+        "{} --overwrite --tls-cert others/worker-0.pem --tls-key others/worker-0.key",
+        intruder(&address)
+    );
+    for authority in ["certs", "others"] {
+        space
+            .run(&format!("{theirs} --tls-ca {authority}/ca.pem"))
+            .code(8)
+            .says(&["ps:0 refuses", "certificates"]);
+    }
     assert!(space.steps_so_far("run") < STEPS, "the run was over too early to be disturbed");
     chief.ended().code(0);
     ps.ended().code(0).says(&["refused 127.0.0.1", "does not speak TLS"]);
