@@ -250,6 +250,25 @@ pub(crate) struct EvalArgs {
     pub(crate) json: bool,
 }
 
+impl EvalArgs {
+    /// What an evaluator task of a cluster does: every new checkpoint, up to the last step.
+    pub(crate) fn following(train_dir: &str, last_step: u64) -> Self {
+        Self {
+            train_dir: train_dir.into(),
+            data_dir: None,
+            eval_data: EvalData::Test,
+            weights: WeightsArg::Both,
+            num_examples: None,
+            eval_interval_secs: Some(1.0),
+            run_once: None,
+            until_step: Some(last_step),
+            eval_dir: None,
+            threads: None,
+            json: false,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PredictArgs {
     /// CIFAR record files (.bin), PNG or JPEG files
