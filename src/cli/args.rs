@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Start every task of a cluster on this machine
     Launch(LaunchArgs),
     /// Make certificates for the tasks of a cluster
-    Certs(CertsArgs),
+    Certs(super::certs::CertsArgs),
     /// Evaluate the checkpoints of a run
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
@@ -206,16 +206,6 @@ pub(crate) struct LaunchArgs {
     pub(crate) rest: Vec<String>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct CertsArgs {
-    /// Folder for the authority's and the tasks' certificates and keys
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// The tasks and the host at which others reach each: worker:0=host
-    #[arg(long, value_name = "TASK=HOST", required = true, num_args = 1..)]
-    pub(crate) task: Vec<String>,
-}
-
 /// Which values of the variables to judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightsArg {
@@ -272,6 +262,25 @@ pub(crate) struct EvalArgs {
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl EvalArgs {
+    /// What an evaluator task of a cluster does: every new checkpoint, up to the last step.
+    pub(crate) fn following(train_dir: &str, last_step: u64) -> Self {
+        Self {
+            train_dir: train_dir.into(),
+            data_dir: None,
+            eval_data: EvalData::Test,
+            weights: WeightsArg::Both,
+            num_examples: None,
+            eval_interval_secs: Some(1.0),
+            run_once: None,
+            until_step: Some(last_step),
+            eval_dir: None,
+            threads: None,
+            json: false,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -3,11 +3,11 @@
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Error, Result};
+use clap::Args;
 
-use super::args::CertsArgs;
 use super::exit::Usage;
 use super::output::print;
 use crate::cluster::TaskId;
@@ -19,6 +19,17 @@ use crate::util::clock::{Clock, SystemClock};
 const KEY: u32 = 0o600;
 const CERT: u32 = 0o644;
 
+#[derive(Debug, Args)]
+pub(crate) struct CertsArgs {
+    /// Folder for the authority's and the tasks' certificates and keys
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The tasks and the host at which others reach each: worker:0=host
+    #[arg(long, value_name = "TASK=HOST", required = true, num_args = 1..)]
+    pub(crate) task: Vec<String>,
+}
+
+/// Makes the certificates and writes them where there are none yet.
 pub(super) fn certs(args: &CertsArgs) -> Result<u8> {
     let tasks: Vec<(TaskId, String)> =
         args.task.iter().map(|text| task(text)).collect::<Result<_>>()?;
