@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Train(Box<ConfigArgs>),
     /// Start every task of a cluster on this machine
     Launch(LaunchArgs),
+    /// Make certificates for the tasks of a cluster
+    Certs(super::certs::CertsArgs),
     /// Evaluate the checkpoints of a run
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
@@ -168,6 +170,18 @@ pub(crate) struct TrainArgs {
     /// This process's index in its job
     #[arg(long, value_name = "N")]
     pub(crate) task_index: Option<u32>,
+    /// File with the token that all tasks share [TFTRAIN_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<String>,
+    /// Certificate of the authority, for mutual TLS
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<String>,
+    /// This task's certificate; {job} and {index} stand for its own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<String>,
+    /// The key of this task's certificate
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<String>,
     /// Seconds to wait for the other tasks at the start
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub(crate) rendezvous_timeout: u64,
@@ -248,6 +262,25 @@ pub(crate) struct EvalArgs {
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl EvalArgs {
+    /// What an evaluator task of a cluster does: every new checkpoint, up to the last step.
+    pub(crate) fn following(train_dir: &str, last_step: u64) -> Self {
+        Self {
+            train_dir: train_dir.into(),
+            data_dir: None,
+            eval_data: EvalData::Test,
+            weights: WeightsArg::Both,
+            num_examples: None,
+            eval_interval_secs: Some(1.0),
+            run_once: None,
+            until_step: Some(last_step),
+            eval_dir: None,
+            threads: None,
+            json: false,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::args::TrainArgs;
 use super::exit;
 use super::output::{note, print};
+use super::security::security;
 use crate::cluster::{Place, PlaceFlags, TaskId};
 use crate::config::{
     ClusterMode, DataConfig, Placement as PlacementConfig, RunConfig, fingerprint,
@@ -133,9 +134,11 @@ pub(super) fn serve_parameters(
         members.clone(),
     );
     let runtime = Runtime::start()?;
-    let listener = listen(&identity, place.spec.address(&place.task).unwrap_or_default())?;
+    let security = security(&config.cluster, &place.task)?;
+    let listener =
+        listen(&identity, place.spec.address(&place.task).unwrap_or_default(), &security)?;
     let services = variables(parameters.clone());
-    let server = Server::start(&runtime, listener, identity, members.clone(), services)?;
+    let server = Server::start(&runtime, listener, identity, &security, members.clone(), services)?;
     let bytes = crate::util::stats::bytes(4 * floats as u64);
     print(&format!(
         "{} serves {bytes} of variables on {}, {}, to {} workers\n",
@@ -201,7 +204,9 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
     let rank = workers.iter().position(|task| *task == place.task).unwrap_or(0);
     let identity = identity(config, place, compiled, examples, &**clock);
     let runtime = Runtime::start()?;
-    let listener = listen(&identity, place.spec.address(&place.task).unwrap_or_default())?;
+    let security = security(&config.cluster, &place.task)?;
+    let listener =
+        listen(&identity, place.spec.address(&place.task).unwrap_or_default(), &security)?;
     let members = Arc::new(Members::default());
     let timeouts = Timeouts { rendezvous, ..Timeouts::default() };
     let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
@@ -216,10 +221,16 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
     let others: Vec<TaskId> = workers.iter().filter(|t| **t != place.task).cloned().collect();
     let collective_mode = config.cluster.mode == ClusterMode::Collective;
     let (inbox, ends) = Inbox::new(workers);
-    let server =
-        Server::start(&runtime, listener, identity.clone(), members.clone(), collective(inbox))?;
+    let server = Server::start(
+        &runtime,
+        listener,
+        identity.clone(),
+        &security,
+        members.clone(),
+        collective(inbox),
+    )?;
     let targets = with_address(if collective_mode { others } else { place.spec.ps_tasks() });
-    let gathering = Peer::connect_all(&targets, &identity, timeouts, &waiting, &over);
+    let gathering = Peer::connect_all(&targets, &identity, &security, timeouts, &waiting, &over);
     let peers = runtime.block_on(gathering)?;
 
     let task = place.task.clone();

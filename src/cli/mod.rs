@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod certs;
 mod cluster;
 mod data;
 mod devices;
@@ -12,6 +13,7 @@ mod inspect;
 mod launch;
 mod output;
 mod predict;
+mod security;
 mod setup;
 mod train;
 
@@ -50,6 +52,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::LineFit(args) => train::train(Some("line"), None, &args),
         Command::Train(args) => train::train(None, Some(&args.config), &args.common),
         Command::Launch(args) => launch::launch(&args),
+        Command::Certs(args) => certs::certs(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Predict(args) => predict::predict(&args),
         Command::Bench(args) => bench::bench(&args),

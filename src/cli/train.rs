@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::args::{Output, TrainArgs};
+use super::args::{EvalArgs, Output, TrainArgs};
 use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
 use super::header::{header, placement};
-use super::launch;
 use super::output::{Console, note, print};
 use super::setup::{self, Loaded};
+use super::{eval, launch};
 use crate::cluster::Role;
 use crate::config::{Layers, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml};
 use crate::data::{Source, Split};
@@ -59,8 +59,11 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
             }
             Role::Chief => {}
             Role::Worker => is_chief = false,
-            Role::Evaluator | Role::Other => {
-                let text = format!("{} does not train; see `tftrain eval`", place.task);
+            Role::Evaluator => {
+                return eval::eval(&EvalArgs::following(&config.train.dir, config.train.max_steps));
+            }
+            Role::Other => {
+                let text = format!("{} neither trains nor holds variables", place.task);
                 return Err(Usage(text).into());
             }
         }

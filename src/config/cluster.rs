@@ -21,6 +21,23 @@ pub struct ClusterConfig {
     pub placement: Placement,
     /// Which way gradients take in a collective.
     pub exchange: Exchange,
+    /// File with the token that all tasks share; `None` = none.
+    pub token_file: Option<String>,
+    /// Certificates.
+    pub tls: TlsConfig,
+}
+
+/// PEM files of mutual TLS, all three or none. `{job}` and `{index}` in a name stand for those of the task, so that one
+/// configuration serves all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsConfig {
+    /// The certificate of the authority whose certificates count.
+    pub ca: Option<String>,
+    /// This task's certificate.
+    pub cert: Option<String>,
+    /// Its key.
+    pub key: Option<String>,
 }
 
 impl Default for ClusterConfig {
@@ -32,6 +49,8 @@ impl Default for ClusterConfig {
             max_staleness: None,
             placement: Placement::Even,
             exchange: Exchange::Direct,
+            token_file: None,
+            tls: TlsConfig::default(),
         }
     }
 }

@@ -27,7 +27,7 @@ pub use choice::{
     ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
     ScheduleName, VariablePlacement,
 };
-pub use cluster::ClusterConfig;
+pub use cluster::{ClusterConfig, TlsConfig};
 pub use compare::{differences, fingerprint};
 pub use error::ConfigError;
 pub use layers::Layers;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::PsError;
-use crate::device::{Device, Slab, Update, UpdateSlabs};
-use crate::optim::average_decay;
+use crate::device::{Device, Slab, UpdateSlabs};
 use crate::store::{Applied, StoreSettings};
 
 /// Which variables: a restore begins a new incarnation, each update a new step.
@@ -114,11 +113,8 @@ impl Values {
 
     /// One optimizer step, as [`crate::store::LocalStore`] takes it.
     pub(super) fn apply(&mut self, mean: &Slab) -> Result<Applied, PsError> {
-        let rate = self.settings.schedule.rate(self.step);
+        let (rate, update) = self.settings.update_at(self.step);
         self.step += 1;
-        let decay = self.settings.moving_average.unwrap_or(0.0);
-        let average_decay = average_decay(decay, self.step);
-        let update = Update { rule: self.settings.rule, rate: rate as f32, average_decay };
         let slabs = UpdateSlabs {
             params: &mut self.params,
             grads: mean,

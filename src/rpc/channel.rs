@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_stream::StreamExt;
-use tonic::transport::{Channel, Endpoint};
 
 use super::control::Identity;
 use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest};
+use super::security::{Line, Security, bad_certificate, root_cause};
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
 use super::{PROTOCOL, RpcError, Runtime};
 use crate::cluster::TaskId;
@@ -38,7 +38,7 @@ pub struct Peer {
     /// Where.
     pub address: String,
     /// The connection.
-    pub(super) channel: Channel,
+    pub(super) channel: Line,
     /// This life of it.
     pub incarnation: u64,
     /// Set when it is lost, or says that the run is over.
@@ -58,12 +58,14 @@ impl Peer {
     pub async fn connect_all(
         tasks: &[(TaskId, String)],
         identity: &Arc<Identity>,
+        security: &Security,
         timeouts: Timeouts,
         waiting: &(dyn Fn(&[TaskId]) + Sync),
         over: &(dyn Fn() -> Result<(), RpcError> + Sync),
     ) -> Result<Vec<Self>, RpcError> {
         let mut peers: Vec<Option<Self>> = vec![None; tasks.len()];
-        let gathered = Self::gather(&mut peers, tasks, identity, timeouts, waiting, over).await;
+        let gathered =
+            Self::gather(&mut peers, tasks, identity, security, timeouts, waiting, over).await;
         let peers = peers.into_iter().flatten();
         match gathered {
             Ok(()) => return Ok(peers.collect()),
@@ -81,6 +83,7 @@ impl Peer {
         peers: &mut [Option<Self>],
         tasks: &[(TaskId, String)],
         identity: &Arc<Identity>,
+        security: &Security,
         timeouts: Timeouts,
         waiting: &(dyn Fn(&[TaskId]) + Sync),
         over: &(dyn Fn() -> Result<(), RpcError> + Sync),
@@ -100,7 +103,7 @@ impl Peer {
                     }
                 }
                 if peer.is_none() {
-                    match Self::connect(task, address, identity, timeouts).await {
+                    match Self::connect(task, address, identity, security, timeouts).await {
                         Ok(joined) => *peer = Some(joined),
                         Err(RpcError::Lost { reason, .. }) => last = reason,
                         Err(refused) => return Err(refused),
@@ -133,6 +136,7 @@ impl Peer {
         task: &TaskId,
         address: &str,
         identity: &Arc<Identity>,
+        security: &Security,
         timeouts: Timeouts,
     ) -> Result<Self, RpcError> {
         let lost = |reason: String| RpcError::Lost {
@@ -140,8 +144,10 @@ impl Peer {
             address: address.to_owned(),
             reason,
         };
+        let refused = |reason: String| RpcError::Refused { task: task.clone(), reason };
         // Names are resolved anew at each try, so a host may appear late.
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        let endpoint = security
+            .endpoint(address)
             .map_err(|error| lost(error.to_string()))?
             .connect_timeout(Duration::from_secs(2))
             .tcp_nodelay(true)
@@ -151,7 +157,10 @@ impl Peer {
             .http2_keep_alive_interval(timeouts.heartbeat)
             .keep_alive_timeout(timeouts.heartbeat)
             .keep_alive_while_idle(true);
-        let channel = endpoint.connect().await.map_err(|error| lost(root_cause(&error)))?;
+        let channel = endpoint.connect().await.map_err(|error| {
+            bad_certificate(&error).map_or_else(|| lost(root_cause(&error)), refused)
+        })?;
+        let channel = Line::new(channel, security.credentials());
         let mut control = ControlClient::new(channel.clone());
         let request = JoinRequest {
             protocol: PROTOCOL,
@@ -159,12 +168,16 @@ impl Peer {
             incarnation: identity.incarnation,
             settings: identity.settings.clone().into_iter().collect(),
         };
-        // Who listens may still not speak.
+        // Who listens may still not speak; and a server looks at the certificate only after the client thinks that it is
+        // connected.
         let silent = |_| lost("no answer for two heartbeats".to_owned());
         let joined = tokio::time::timeout(2 * timeouts.heartbeat, control.join(request))
             .await
             .map_err(silent)?
-            .map_err(|status| RpcError::from_status(task, address, &status))?;
+            .map_err(|status| {
+                let other = || RpcError::from_status(task, address, &status);
+                bad_certificate(&status).map_or_else(other, refused)
+            })?;
         let (set, end) = watch::channel(None);
         let peer = Self {
             task: task.clone(),
@@ -277,13 +290,4 @@ impl Peer {
         let said = control.leave(request);
         let _ = tokio::time::timeout(Duration::from_secs(2), said).await;
     }
-}
-
-/// The innermost cause: `Connection refused` instead of `transport error`.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

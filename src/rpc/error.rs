@@ -58,6 +58,20 @@ pub enum RpcError {
         /// The system's words.
         reason: String,
     },
+    /// Others could reach a task that asks them for nothing. Exit code 8.
+    #[error(
+        "{task} would be open to everybody who reaches {address}: give all tasks the same --token-file or TFTRAIN_TOKEN, or \
+         certificates by --tls-ca, --tls-cert and --tls-key (see `tftrain certs`)"
+    )]
+    Exposed {
+        /// This task.
+        task: TaskId,
+        /// Its address, which is not loopback.
+        address: String,
+    },
+    /// A token or certificates that are none. Exit code 2.
+    #[error("{0}")]
+    Credentials(String),
     /// The runtime cannot be started.
     #[error("cannot start the network threads: {0}")]
     Runtime(String),
@@ -112,10 +126,10 @@ impl RpcError {
     /// The exit code.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Listen { .. } => 2,
+            Self::Listen { .. } | Self::Credentials(_) => 2,
             Self::Missing { .. } => 4,
             Self::Lost { .. } | Self::Protocol { .. } => 5,
-            Self::Refused { .. } => 8,
+            Self::Refused { .. } | Self::Exposed { .. } => 8,
             Self::Stopped { code, .. } => *code,
             Self::Runtime(_) => 1,
         }

@@ -3,17 +3,21 @@
 //! It implements the traits of the layers below over gRPC: a `VariableStore` whose variables are on parameter servers, a `Link`
 //! between the workers of a collective. Compute code stays synchronous: callers block on [`Runtime`].
 
+mod certificates;
 mod channel;
 mod chunks;
 mod collective;
 mod control;
+mod door;
 mod error;
 mod members;
 mod parameters;
 mod remote_store;
 mod runtime;
+mod security;
 mod server;
 
+pub use certificates::{Certified, issue};
 pub use channel::{Peer, Timeouts};
 pub use collective::{GrpcLink, Inbox};
 pub use control::Identity;
@@ -22,6 +26,7 @@ pub use members::{Departure, Failure, Members};
 pub use parameters::ParameterServer;
 pub use remote_store::RemoteStore;
 pub use runtime::Runtime;
+pub use security::Security;
 pub use server::{Server, Services, listen};
 
 /// The messages and services of `tftrain.proto`.
@@ -41,12 +46,12 @@ use proto::variables_server::VariablesServer;
 
 /// Adds the Variables service of a ps task.
 pub fn variables(parameters: std::sync::Arc<ParameterServer>) -> Services {
-    Box::new(|router| router.add_service(VariablesServer::new(parameters)))
+    Box::new(|routes| routes.add_service(VariablesServer::new(parameters)))
 }
 
 /// Adds the Collective service of a worker.
 pub fn collective(inbox: std::sync::Arc<Inbox>) -> Services {
-    Box::new(|router| router.add_service(CollectiveServer::new(inbox)))
+    Box::new(|routes| routes.add_service(CollectiveServer::new(inbox)))
 }
 
 /// The version that [`control::Identity`] compares; raised with every change that an older program would misread.

@@ -11,6 +11,7 @@ use super::channel::Peer;
 use super::control::Identity;
 use super::proto::variables_client::VariablesClient;
 use super::proto::{Header, PullRequest, PushReply, VersionRequest};
+use super::security::Line;
 use super::{RpcError, Runtime, chunks};
 use crate::device::Slab;
 use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
@@ -18,7 +19,7 @@ use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError
 /// One ps task as a worker sees it.
 struct Shard {
     peer: Peer,
-    client: VariablesClient<tonic::transport::Channel>,
+    client: VariablesClient<Line>,
     /// Its floats of the whole slab.
     ranges: Vec<Range<usize>>,
     /// Its floats packed: what was pulled, then what is pushed.

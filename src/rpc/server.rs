@@ -2,14 +2,16 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::server::Router;
+use tonic::service::{InterceptorLayer, Routes};
 
 use super::control::{ControlService, Identity};
+use super::door::{self, Refusals};
 use super::members::Members;
 use super::proto::control_server::ControlServer;
+use super::security::{Security, root_cause};
 use super::{RpcError, Runtime};
 
 /// HTTP/2 windows and frames that were fastest on loopback (see `benches/README.md`).
@@ -18,7 +20,7 @@ pub(super) const CONNECTION_WINDOW: u32 = 128 << 20;
 pub(super) const FRAME: u32 = 1 << 20;
 
 /// Adds a task's own services to those that every task has.
-pub type Services = Box<dyn FnOnce(Router) -> Router + Send>;
+pub type Services = Box<dyn FnOnce(Routes) -> Routes + Send>;
 
 /// A running server; dropping it stops it.
 pub struct Server {
@@ -27,9 +29,14 @@ pub struct Server {
     stop: Option<oneshot::Sender<()>>,
 }
 
-/// Listens on a task's address, without waiting for anybody.
-pub fn listen(identity: &Identity, address: &str) -> Result<TcpListener, RpcError> {
-    TcpListener::bind(address).map_err(|error| RpcError::Listen {
+/// Listens on a task's address, without waiting for anybody. Only who demands something of others may be reached by them.
+pub fn listen(
+    identity: &Identity,
+    address: &str,
+    security: &Security,
+) -> Result<TcpListener, RpcError> {
+    let admitted = security.admit(&identity.task, address)?;
+    TcpListener::bind(&*admitted).map_err(|error| RpcError::Listen {
         task: identity.task.clone(),
         address: address.to_owned(),
         reason: error.to_string(),
@@ -42,6 +49,7 @@ impl Server {
         runtime: &Runtime,
         listener: TcpListener,
         identity: Arc<Identity>,
+        security: &Security,
         members: Arc<Members>,
         services: Services,
     ) -> Result<Self, RpcError> {
@@ -57,20 +65,24 @@ impl Server {
         let listener = listener.map_err(failed)?;
         let control = ControlServer::new(ControlService { identity: identity.clone(), members });
         let task = identity.task.clone();
+        let builder = security
+            .server()
+            .map_err(|error| RpcError::Credentials(root_cause(&error)))?
+            .tcp_nodelay(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(FRAME)
+            .http2_keepalive_interval(Some(Duration::from_secs(2)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(2)));
+        let (refusals, encrypted) = (Refusals::default(), security.encrypts());
+        let guard = security.guard(refusals.clone());
         drop(runtime.spawn(async move {
             let (reporter, health) = tonic_health::server::health_reporter();
             reporter.set_serving::<ControlServer<ControlService>>().await;
-            let router = tonic::transport::Server::builder()
-                .tcp_nodelay(true)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .max_frame_size(FRAME)
-                .http2_keepalive_interval(Some(std::time::Duration::from_secs(2)))
-                .http2_keepalive_timeout(Some(std::time::Duration::from_secs(2)))
-                .add_service(health)
-                .add_service(control);
-            let incoming = TcpListenerStream::new(listener);
-            let serving = services(router).serve_with_incoming_shutdown(incoming, async {
+            let routes = services(Routes::new(health).add_service(control));
+            let router = builder.layer(InterceptorLayer::new(guard)).add_routes(routes);
+            let incoming = door::open(listener, encrypted, refusals);
+            let serving = router.serve_with_incoming_shutdown(incoming, async {
                 // An error means that the handle was dropped, which asks for the same.
                 let _ = stopped.await;
             });

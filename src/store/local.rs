@@ -21,6 +21,15 @@ pub struct StoreSettings {
     pub moving_average: Option<f32>,
 }
 
+impl StoreSettings {
+    /// The rate and the numbers of the update that starts at `step`: averages come after it, at the next step.
+    pub(crate) fn update_at(&self, step: u64) -> (f64, Update) {
+        let rate = self.schedule.rate(step);
+        let decay = average_decay(self.moving_average.unwrap_or(0.0), step + 1);
+        (rate, Update { rule: self.rule, rate: rate as f32, average_decay: decay })
+    }
+}
+
 /// One master copy for all towers, or one per tower (`replicated`, or `independent` when gradients are not averaged).
 pub struct LocalStore {
     layout: StateLayout,
@@ -74,16 +83,8 @@ impl VariableStore for LocalStore {
     }
 
     fn apply(&mut self, mean: &[Slab], _share: Contribution) -> Result<Applied, StoreError> {
-        let rate = self.settings.schedule.rate(self.global_step);
+        let (rate, update) = self.settings.update_at(self.global_step);
         self.global_step += 1;
-        let update = Update {
-            rule: self.settings.rule,
-            rate: rate as f32,
-            average_decay: average_decay(
-                self.settings.moving_average.unwrap_or(0.0),
-                self.global_step,
-            ),
-        };
         for (i, params) in self.masters.iter_mut().enumerate() {
             let slabs = UpdateSlabs {
                 params,

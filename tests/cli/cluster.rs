@@ -196,7 +196,7 @@ fn nothing_is_left_of_a_launch() {
 }
 
 /// The address of the first ps task.
-fn first_address(space: &Space) -> String {
+pub(crate) fn first_address(space: &Space) -> String {
     let text = fs::read_to_string(space.path("cluster.yaml")).unwrap();
     text.split('"').nth(1).unwrap().to_owned()
 }

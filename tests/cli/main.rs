@@ -7,4 +7,5 @@ mod eval;
 mod refusals;
 mod resume;
 mod runs;
+mod security;
 mod support;

@@ -93,7 +93,11 @@ impl Space {
 
     /// Starts the program; it ends with the value at the latest.
     pub(crate) fn start(&self, args: &str) -> Live {
-        let mut command = self.command(args);
+        self.spawn(&mut self.command(args))
+    }
+
+    /// As [`Space::start`], for a command that was changed.
+    pub(crate) fn spawn(&self, command: &mut Command) -> Live {
         Live(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
     }
 

@@ -46,6 +46,11 @@ cluster:
   max_staleness: null  # default
   placement: even  # default
   exchange: direct  # default
+  token_file: null  # default
+  tls:
+    ca: null  # default
+    cert: null  # default
+    key: null  # default
 train:
   dir: runs/line  # default
   max_steps: 1000  # default
