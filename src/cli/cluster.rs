@@ -288,7 +288,7 @@ impl Worker {
             return Ok(store);
         };
         let (began, mut told) = (clock.monotonic(), clock.monotonic());
-        while store.awaited_version(GLANCE)?.is_none() {
+        while store.version_within(GLANCE)?.is_none() {
             interrupted(&self.task, signal)?;
             let now = clock.monotonic();
             if now - began >= rendezvous {

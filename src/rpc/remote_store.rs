@@ -89,7 +89,7 @@ impl RemoteStore {
     }
 
     /// The step of living variables, waited for up to `patience`; `None` when the chief has not given all values yet.
-    pub fn awaited_version(&mut self, patience: Duration) -> Result<Option<u64>, RpcError> {
+    pub fn version_within(&mut self, patience: Duration) -> Result<Option<u64>, RpcError> {
         let replies = self.each(move |mut shard| async move {
             let asked = shard.client.version(VersionRequest { wait: true });
             let reply = match tokio::time::timeout(patience, shard.peer.within(asked)).await {
