@@ -58,6 +58,8 @@ fn identity(
     settings.extend([
         ("layout of the variables".to_owned(), format!("{:016x}", compiled.table().fingerprint())),
         ("training examples".to_owned(), examples.to_string()),
+        // A server applies nothing beyond, and who would go on would push for ever.
+        ("train.max_steps".to_owned(), config.train.max_steps.to_string()),
         ("cluster.jobs".to_owned(), place.spec.to_string()),
         ("cluster.mode".to_owned(), cluster.mode.to_string()),
         ("cluster.placement".to_owned(), cluster.placement.to_string()),

@@ -119,6 +119,10 @@ fn other_settings_are_refused_with_both_values() {
         .run("train --config cluster.yaml --job-name worker --task-index 0 --batch-size 7 --train-dir run")
         .code(8)
         .says(&["data.batch_size", "7", "32"]);
+    space
+        .run("train --config cluster.yaml --job-name worker --task-index 0 --max-steps 7 --overwrite --train-dir run")
+        .code(8)
+        .says(&["train.max_steps", "7"]);
     drop(ps);
 }
 
@@ -126,7 +130,8 @@ fn other_settings_are_refused_with_both_values() {
 fn a_dead_parameter_server_is_named() {
     let space = Space::new();
     cluster(&space, "cluster.yaml", 1, 1, "  mode: ps-sync\n");
-    let ps = space.start("train --config cluster.yaml --job-name ps --task-index 0");
+    let ps = space
+        .start("train --config cluster.yaml --job-name ps --task-index 0 --max-steps 100000000");
     let mut worker = space.start(
         "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
          --max-steps 100000000",
@@ -140,7 +145,8 @@ fn a_dead_parameter_server_is_named() {
 fn synchronous_rounds_go_on_without_a_dead_worker() {
     let space = Space::new();
     cluster(&space, "cluster.yaml", 1, 2, "  mode: ps-sync\n");
-    let ps = space.start("train --config cluster.yaml --job-name ps --task-index 0");
+    let ps =
+        space.start("train --config cluster.yaml --job-name ps --task-index 0 --max-steps 3000");
     let mut chief = space.start(
         "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
          --max-steps 3000",
@@ -159,8 +165,11 @@ fn a_signal_to_a_worker_ends_and_saves_the_run() {
     for (mode, ps) in [("ps-sync", 1), ("collective", 0)] {
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
-        let server = (ps > 0)
-            .then(|| space.start("train --config cluster.yaml --job-name ps --task-index 0"));
+        let server = (ps > 0).then(|| {
+            space.start(
+                "train --config cluster.yaml --job-name ps --task-index 0 --max-steps 100000000",
+            )
+        });
         let mut chief = space.start(
             "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
              --max-steps 100000000",

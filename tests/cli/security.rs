@@ -152,7 +152,7 @@ fn a_cluster_trains_on_whoever_else_calls() {
     fs::write(space.path("token"), "secret\n").unwrap();
     fs::write(space.path("guess"), "sesame\n").unwrap();
     let flags = format!("--train-dir run --log-every 1 --max-steps {STEPS}");
-    let ps = task(&space, "ps", 0, "");
+    let ps = task(&space, "ps", 0, &flags);
     let address = first_address(&space);
     let mut chief = task(&space, "worker", 0, &flags);
     let worker = task(&space, "worker", 1, &flags);
@@ -218,7 +218,7 @@ fn certificates_admit_their_tasks_and_nobody_else() {
     const STEPS: u64 = 2000;
     cluster(&space, "cluster.yaml", 1, 1, tls);
     let flags = format!("--log-every 1 --max-steps {STEPS}");
-    let ps = task(&space, "ps", 0, "");
+    let ps = task(&space, "ps", 0, &flags);
     let mut chief = task(&space, "worker", 0, &format!("{flags} --train-dir run"));
     chief.until(|| space.steps_so_far("run") > 5);
     let address = first_address(&space);
