@@ -28,6 +28,9 @@ pub struct Identity {
 /// How long a task may be here without a watch.
 const UNWATCHED: Duration = Duration::from_secs(4);
 
+/// How long a new life of a task waits for the end of the one before it; less than a caller's patience.
+const HANDOVER: Duration = Duration::from_secs(2);
+
 pub(super) struct ControlService {
     pub(super) identity: Arc<Identity>,
     pub(super) members: Arc<Members>,
@@ -74,10 +77,15 @@ impl Control for ControlService {
             tracing::warn!("refused {task} from {from:?}: {difference}");
             return Err(Status::failed_precondition(difference));
         }
-        if !self.members.join(task.clone(), peer.incarnation) {
-            let text = format!("{} is here already, and {from:?} claims to be it too", peer.task);
-            tracing::warn!("{text}");
-            return Err(Status::already_exists(text));
+        // A life that has just been killed is not gone before its connection is.
+        let mut changes = self.members.subscribe();
+        let last = tokio::time::Instant::now() + HANDOVER;
+        while !self.members.join(task.clone(), peer.incarnation) {
+            if tokio::time::timeout_at(last, changes.changed()).await.is_err() {
+                let text = format!("{task} is here already, and {from:?} claims to be it too");
+                tracing::warn!("{text}");
+                return Err(Status::already_exists(text));
+            }
         }
         // It may die before it is watched.
         let (members, incarnation) = (self.members.clone(), peer.incarnation);
