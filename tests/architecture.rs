@@ -7,13 +7,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with those it may use; nobody uses its own layer or anything above.
-const LAYERS: [(&str, &str); 16] = [
+const LAYERS: [(&str, &str); 17] = [
     (
         "cli",
-        "train rpc ps store reduce model data io device graph config optim cluster tensor util",
+        "train rpc tower ps store reduce model data io device graph config optim cluster tensor util",
     ),
-    ("train", "rpc store reduce model data io device graph config optim cluster tensor util"),
-    ("rpc", "ps store reduce device graph optim cluster tensor util"),
+    (
+        "train",
+        "rpc tower ps store reduce model data io device graph config optim cluster tensor util",
+    ),
+    ("rpc", "ps tower store reduce data device graph optim cluster tensor util"),
+    ("tower", "model data device cluster"),
     ("ps", "store device graph optim tensor util"),
     ("store", "device graph optim tensor util"),
     ("reduce", "device util"),
@@ -124,8 +128,8 @@ fn only_the_commands_print() {
 
 #[test]
 fn one_place_knows_the_mode() {
-    only_in(&["config.towers.asynchronous", "VariablePlacement::"], |name| {
-        name == "train/strategy.rs" || name.starts_with("config/")
+    only_in(&["config.towers.asynchronous", "VariablePlacement::", "ClusterMode::"], |name| {
+        ["train/strategy.rs", "train/duty.rs"].contains(&name) || name.starts_with("config/")
     });
 }
 

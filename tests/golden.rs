@@ -14,7 +14,8 @@ use tftrain::device::cpu::CpuDevice;
 use tftrain::model::{Cifar, Compiled, compile};
 use tftrain::store::State;
 use tftrain::tensor::{HostTensor, Shape};
-use tftrain::train::{LocalTower, Part, Tower, Trainer, assemble};
+use tftrain::tower::{LocalTower, Tower};
+use tftrain::train::{Part, Trainer, assemble};
 use tftrain::util::clock::{Clock, ManualClock};
 
 const BATCH: usize = 8;

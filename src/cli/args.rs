@@ -26,6 +26,8 @@ pub(crate) enum Command {
     LineFit(Box<TrainArgs>),
     /// Train what a YAML file describes
     Train(Box<ConfigArgs>),
+    /// Start a task of a cluster that only serves
+    Serve(Box<ConfigArgs>),
     /// Start every task of a cluster on this machine
     Launch(LaunchArgs),
     /// Make certificates for the tasks of a cluster

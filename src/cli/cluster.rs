@@ -1,4 +1,4 @@
-//! This process's part in a cluster: a parameter server, or a worker that is connected to the others.
+//! This process's part in a cluster: where it stands, and how one that trains is connected to the others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,22 +9,21 @@ use anyhow::Result;
 
 use super::args::TrainArgs;
 use super::exit;
-use super::output::{note, print};
+use super::output::note;
 use super::security::security;
 use crate::cluster::{Place, PlaceFlags, TaskId};
-use crate::config::{
-    ClusterMode, DataConfig, Placement as PlacementConfig, RunConfig, fingerprint,
-};
+use crate::config::{Placement as PlacementConfig, RunConfig, fingerprint};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
 use crate::model::Compiled;
-use crate::ps::{Accumulator, Mode, Placement, Rounds, Shard, WhenShort, assign};
+use crate::ps::{Placement, assign};
 use crate::rpc::{
-    Failure, GrpcLink, Identity, Inbox, Members, ParameterServer, Peer, RemoteStore, RpcError,
-    Runtime, Server, Timeouts, collective, listen, variables,
+    Failure, GrpcLink, Identity, Inbox, Members, Peer, RemoteStore, RemoteTower, RpcError, Runtime,
+    Server, Timeouts, collective, listen,
 };
 use crate::store::{LocalStore, State, StateLayout, VariableStore};
-use crate::train::{Fabric, Part, store_settings};
+use crate::tower::Tower;
+use crate::train::{Fabric, Part, Training, computing_tasks, has_client, store_settings};
 use crate::util::clock::Clock;
 
 /// Where this process stands: flags over file over environment; `None` for a run without a cluster.
@@ -35,6 +34,7 @@ pub(super) fn place(config: &RunConfig, args: &TrainArgs) -> Result<Option<Place
         worker_hosts: args.worker_hosts.clone(),
         job_name: args.job_name.clone(),
         task_index: args.task_index,
+        client: has_client(config),
     };
     let jobs = &config.cluster.jobs;
     let file = (!jobs.is_empty()).then_some(("the configuration", jobs));
@@ -42,7 +42,7 @@ pub(super) fn place(config: &RunConfig, args: &TrainArgs) -> Result<Option<Place
 }
 
 /// What this task tells the others about itself. Settings must be equal everywhere.
-fn identity(
+pub(super) fn identity(
     config: &RunConfig,
     place: &Place,
     compiled: &Compiled,
@@ -57,7 +57,6 @@ fn identity(
     let cluster = &config.cluster;
     settings.extend([
         ("layout of the variables".to_owned(), format!("{:016x}", compiled.table().fingerprint())),
-        ("training examples".to_owned(), examples.to_string()),
         // A server applies nothing beyond, and who would go on would push for ever.
         ("train.max_steps".to_owned(), config.train.max_steps.to_string()),
         ("cluster.jobs".to_owned(), place.spec.to_string()),
@@ -70,12 +69,16 @@ fn identity(
             format!("{:?}", cluster.replicas_to_aggregate),
         ),
     ]);
+    // Towers of a client that holds the variables itself read no data and decay no rate.
+    if !(has_client(config) && place.spec.ps_tasks().is_empty()) {
+        settings.insert("training examples".to_owned(), examples.to_string());
+    }
     let incarnation = clock.wall().as_nanos() as u64;
     Arc::new(Identity { task: place.task.clone(), incarnation, settings })
 }
 
 /// The slab's ranges of each ps task.
-fn ranges(
+pub(super) fn ranges(
     config: &RunConfig,
     place: &Place,
     compiled: &Compiled,
@@ -88,85 +91,6 @@ fn ranges(
     assign(compiled.table(), place.spec.ps_tasks().len(), placement)
 }
 
-/// The examples of an epoch as a ps task knows them, which reads no data.
-fn expected_examples(config: &RunConfig) -> usize {
-    config.data.examples.unwrap_or(DataConfig::DEFAULT_EXAMPLES) as usize
-}
-
-/// Serves the variables of one ps task until the workers are done.
-pub(super) fn serve_parameters(
-    config: &RunConfig,
-    compiled: &Compiled,
-    place: &Place,
-    clock: &Arc<dyn Clock>,
-    signal: &Arc<AtomicUsize>,
-    rendezvous: Duration,
-) -> Result<u8> {
-    let workers = place.spec.training_tasks();
-    let identity = identity(config, place, compiled, expected_examples(config), &**clock);
-    let settings = store_settings(config, expected_examples(config), workers.len());
-    let mode = match config.cluster.mode {
-        ClusterMode::PsAsync => {
-            Mode::Async { workers: workers.len(), max_staleness: config.cluster.max_staleness }
-        }
-        ClusterMode::PsSync | ClusterMode::Collective => {
-            let aggregate = config.cluster.replicas_to_aggregate;
-            Mode::Sync(Accumulator::new(
-                Rounds {
-                    workers: workers.len(),
-                    aggregate: aggregate.map_or(workers.len(), |n| n as usize),
-                    when_short: WhenShort::GoOn { min: 1 },
-                },
-                0,
-            ))
-        }
-    };
-    let synchronous = matches!(mode, Mode::Sync(_));
-    let own = ranges(config, place, compiled).swap_remove(place.task.index as usize);
-    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
-    let shard = Shard::new(own, settings.clone(), mode, device)?;
-    let floats = shard.floats();
-    let members = Arc::new(Members::default());
-    let parameters = ParameterServer::new(
-        shard,
-        synchronous,
-        &settings,
-        config.train.max_steps,
-        workers.clone(),
-        members.clone(),
-    );
-    let runtime = Runtime::start()?;
-    let security = security(&config.cluster, &place.task)?;
-    let listener =
-        listen(&identity, place.spec.address(&place.task).unwrap_or_default(), &security)?;
-    let services = variables(parameters.clone());
-    let server = Server::start(&runtime, listener, identity, &security, members.clone(), services)?;
-    let bytes = crate::util::stats::bytes(4 * floats as u64);
-    print(&format!(
-        "{} serves {bytes} of variables on {}, {}, to {} workers\n",
-        place.task,
-        server.address,
-        config.cluster.mode,
-        workers.len()
-    ))?;
-    let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
-    let serving = parameters.clone().run(&place.task, signal, rendezvous, &waiting);
-    let failure = runtime.block_on(serving);
-    for (worker, tally) in parameters.tallies() {
-        print(&format!(
-            "{}: {worker} gave {} gradients that count, {} came too late\n",
-            place.task, tally.applied, tally.stale
-        ))?;
-    }
-    match failure {
-        None => Ok(0),
-        Some(failure) => {
-            note(&format!("{}: {} stopped the run: {}", place.task, failure.task, failure.reason));
-            Ok(failure.code)
-        }
-    }
-}
-
 /// A worker that is connected to everybody it trains with.
 pub(super) struct Worker {
     task: TaskId,
@@ -174,11 +98,11 @@ pub(super) struct Worker {
     identity: Arc<Identity>,
     peers: Vec<Peer>,
     /// Serves until the worker is dropped.
-    _server: Server,
+    _server: Option<Server>,
 }
 
 /// Says for whom a task waits.
-fn wait_note(task: &TaskId, missing: &[TaskId]) {
+pub(super) fn wait_note(task: &TaskId, missing: &[TaskId]) {
     let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
     note(&format!("{task}: waiting for {}", names.join(", ")));
 }
@@ -190,6 +114,7 @@ pub(super) struct Start<'a> {
     /// In the training set.
     pub(super) examples: usize,
     pub(super) place: &'a Place,
+    pub(super) training: &'a Training,
     /// The checkpoint that a chief goes on from.
     pub(super) state: Option<&'a State>,
     pub(super) clock: &'a Arc<dyn Clock>,
@@ -198,17 +123,14 @@ pub(super) struct Start<'a> {
     pub(super) rendezvous: Duration,
 }
 
-/// Connects a worker; the chief of a cluster with parameter servers gives them their first values.
+/// Connects a task that trains; the chief of a cluster with parameter servers gives them their first values.
 pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
-    let &Start { config, compiled, examples, place, clock, signal, rendezvous, .. } = start;
-    let workers = place.spec.training_tasks();
-    let size = workers.len();
-    let rank = workers.iter().position(|task| *task == place.task).unwrap_or(0);
+    let &Start { config, compiled, examples, place, training, clock, signal, rendezvous, .. } =
+        start;
+    let &Training { rank, size, ref ps, ref serving, ref equals, .. } = training;
     let identity = identity(config, place, compiled, examples, &**clock);
     let runtime = Runtime::start()?;
     let security = security(&config.cluster, &place.task)?;
-    let listener =
-        listen(&identity, place.spec.address(&place.task).unwrap_or_default(), &security)?;
     let members = Arc::new(Members::default());
     let timeouts = Timeouts { rendezvous, ..Timeouts::default() };
     let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
@@ -216,38 +138,45 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
         Some(Failure { task, reason, code }) => Err(RpcError::Stopped { task, reason, code }),
         None => interrupted(&place.task, signal),
     };
-    let with_address = |tasks: Vec<TaskId>| -> Vec<(TaskId, String)> {
-        let address = |task: &TaskId| place.spec.address(task).unwrap_or_default().to_owned();
-        tasks.into_iter().map(|task| (task.clone(), address(&task))).collect()
+    let (inbox, ends) = Inbox::new(place.spec.training_tasks());
+    // A client that stands outside the cluster is called by nobody.
+    let server = match place.spec.address(&place.task) {
+        Some(address) => {
+            let listener = listen(&identity, address, &security)?;
+            let (identity, members) = (identity.clone(), members.clone());
+            let services = collective(inbox);
+            Some(Server::start(&runtime, listener, identity, &security, members, services)?)
+        }
+        None => None,
     };
-    let others: Vec<TaskId> = workers.iter().filter(|t| **t != place.task).cloned().collect();
-    let collective_mode = config.cluster.mode == ClusterMode::Collective;
-    let (inbox, ends) = Inbox::new(workers);
-    let server = Server::start(
-        &runtime,
-        listener,
-        identity.clone(),
-        &security,
-        members.clone(),
-        collective(inbox),
-    )?;
-    let targets = with_address(if collective_mode { others } else { place.spec.ps_tasks() });
+    let address = |task: &TaskId| place.spec.address(task).unwrap_or_default().to_owned();
+    let targets = ps.iter().chain(serving).chain(equals);
+    let targets: Vec<_> = targets.map(|task| (task.clone(), address(task))).collect();
     let gathering = Peer::connect_all(&targets, &identity, &security, timeouts, &waiting, &over);
     let peers = runtime.block_on(gathering)?;
 
     let task = place.task.clone();
     let worker = Worker { task, runtime, identity, peers, _server: server };
-    let fabric = if collective_mode {
-        let (runtime, identity, peers) =
-            (worker.runtime.clone(), worker.identity.clone(), worker.peers.clone());
-        let link = GrpcLink::open(runtime, identity, members, rank, peers, ends);
-        Fabric::Collective(Box::new(link))
-    } else {
-        let store = worker.variables(start, size);
-        let store = store.inspect_err(|error| worker.fail(error))?;
+    let (runtime, identity) = (&worker.runtime, &worker.identity);
+    let fabric = if !ps.is_empty() {
+        let store = worker.variables(start).inspect_err(|error| worker.fail(error))?;
         Fabric::Parameters(Box::new(store))
+    } else if !serving.is_empty() {
+        Fabric::Alone
+    } else {
+        let peers = worker.peers.clone();
+        let link = GrpcLink::open(runtime.clone(), identity.clone(), members, rank, peers, ends);
+        Fabric::Collective(Box::new(link))
     };
-    Ok((worker, Part { rank, size, fabric }))
+    let tower = |peer: &Peer, index: usize| -> Box<dyn Tower> {
+        let (runtime, identity) = (runtime.clone(), identity.clone());
+        Box::new(RemoteTower::new(runtime, identity, peer.clone(), index as u32))
+    };
+    let each = 0..config.towers.count();
+    let computing = worker.peers[ps.len()..].iter().take(serving.len());
+    let towers = computing.flat_map(|peer| each.clone().map(move |index| (peer, index)));
+    let towers = towers.map(|(peer, index)| tower(peer, index)).collect();
+    Ok((worker, Part { rank, size, fabric, towers }))
 }
 
 /// An error once a signal has come.
@@ -267,19 +196,21 @@ const GLANCE: Duration = Duration::from_millis(200);
 
 impl Worker {
     /// The variables on the parameter servers: living ones, or those that the chief gives them now.
-    fn variables(&self, start: &Start<'_>, size: usize) -> Result<RemoteStore> {
-        let &Start { config, compiled, place, clock, signal, rendezvous, .. } = start;
+    fn variables(&self, start: &Start<'_>) -> Result<RemoteStore> {
+        let &Start { config, compiled, place, training, clock, signal, rendezvous, .. } = start;
         let table = Arc::new(compiled.table().clone());
-        let settings = store_settings(config, start.examples, size);
+        let computing = computing_tasks(config, &place.spec).len();
+        let settings = store_settings(config, start.examples, computing);
         let layout = StateLayout::new(table.clone(), &settings);
         let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
         let slab = device.alloc(table.slab_len())?;
+        // The ps tasks come first.
         let shards = self.peers.iter().cloned().zip(ranges(config, place, compiled)).collect();
-        let synchronous = config.cluster.mode == ClusterMode::PsSync;
         let (runtime, identity) = (self.runtime.clone(), self.identity.clone());
-        let mut store = RemoteStore::new(runtime, identity, shards, slab, layout, synchronous);
-        let chief = place.spec.chief().filter(|chief| *chief != place.task);
-        let Some(chief) = chief else {
+        let mut store =
+            RemoteStore::new(runtime, identity, shards, slab, layout, training.synchronous);
+        let chief = &training.chief;
+        if *chief == place.task {
             if let Some(step) = store.version()? {
                 let task = &self.task;
                 note(&format!("{task}: the parameter servers live at step {step}: going on"));
@@ -288,17 +219,17 @@ impl Worker {
             let mut local = LocalStore::new(table, settings, vec![device])?;
             store.restore(&start.state.cloned().map_or_else(|| local.snapshot(), Ok)?)?;
             return Ok(store);
-        };
+        }
         let (began, mut told) = (clock.monotonic(), clock.monotonic());
         while store.version_within(GLANCE)?.is_none() {
             interrupted(&self.task, signal)?;
             let now = clock.monotonic();
             if now - began >= rendezvous {
-                let address = place.spec.address(&chief).unwrap_or_default().to_owned();
+                let address = place.spec.address(chief).unwrap_or_default().to_owned();
                 let waited_secs = (now - began).as_secs_f64();
                 let last = "it has given no values to the parameter servers".to_owned();
                 return Err(RpcError::Missing {
-                    missing: vec![(chief, address)],
+                    missing: vec![(chief.clone(), address)],
                     waited_secs,
                     last,
                 }
@@ -306,7 +237,7 @@ impl Worker {
             }
             if now - told >= Duration::from_secs(3) {
                 told = now;
-                wait_note(&self.task, std::slice::from_ref(&chief));
+                wait_note(&self.task, std::slice::from_ref(chief));
             }
         }
         Ok(store)

@@ -13,6 +13,7 @@ use crate::io::IoError;
 use crate::reduce::ReduceError;
 use crate::rpc::RpcError;
 use crate::store::StoreError;
+use crate::tower::TowerError;
 use crate::train::{Diverged, NotFinite};
 
 /// Usage or configuration.
@@ -89,6 +90,9 @@ pub(super) fn code(error: &anyhow::Error) -> u8 {
             Some(StoreError::Poisoned) => return 1,
             Some(StoreError::Remote(_)) => continue,
             None => {}
+        }
+        if let Some(TowerError::Remote(_)) = cause.downcast_ref() {
+            continue;
         }
         if cause.is::<DeviceError>() {
             return 9;

@@ -17,8 +17,9 @@ use super::args::LaunchArgs;
 use super::exit::Usage;
 use super::output::{note, print};
 use super::{setup, train};
-use crate::cluster::{ClusterSpec, TaskId};
+use crate::cluster::TaskId;
 use crate::config::Layers;
+use crate::train::has_client;
 use crate::util::clock::{Clock, SystemClock};
 
 /// Tells a task that it was launched from here.
@@ -40,18 +41,23 @@ struct Task {
 pub(super) fn launch(args: &LaunchArgs) -> Result<u8> {
     let layers = setup::with_file(Layers::new(None), &args.config)?;
     let config = layers.resolve()?.config;
-    let spec = config.cluster.jobs;
+    let spec = &config.cluster.jobs;
     if spec.is_empty() {
         let text = format!("{} describes no cluster: it has no `cluster:`", args.config.display());
         return Err(Usage(text).into());
     }
+    let mut all: Vec<(TaskId, &str)> = spec.all().collect();
+    let client = spec.client();
+    if has_client(&config) && spec.address(&client).is_none() {
+        all.push((client, "any address"));
+    }
     if args.print {
-        return print(&commands(&spec, args));
+        return print(&commands(&all, args));
     }
     let signal = train::signals()?;
     let (tell, told) = channel();
     let mut tasks = BTreeMap::new();
-    for (task, _) in spec.all() {
+    for (task, _) in all {
         let child = start(&task, args, 0, &tell)?;
         tasks.insert(task, Task { child, restarts: 0 });
     }
@@ -92,11 +98,11 @@ fn arguments(task: &TaskId, args: &LaunchArgs, restarts: u32) -> Vec<String> {
     out
 }
 
-fn commands(spec: &ClusterSpec, args: &LaunchArgs) -> String {
-    let line = |(task, address): (TaskId, &str)| {
-        format!("tftrain {}   # on the host of {address}\n", arguments(&task, args, 0).join(" "))
+fn commands(tasks: &[(TaskId, &str)], args: &LaunchArgs) -> String {
+    let line = |(task, address): &(TaskId, &str)| {
+        format!("tftrain {}   # on the host of {address}\n", arguments(task, args, 0).join(" "))
     };
-    spec.all().map(line).collect()
+    tasks.iter().map(line).collect()
 }
 
 /// Sends the lines of a pipe until it ends.

@@ -14,6 +14,7 @@ mod launch;
 mod output;
 mod predict;
 mod security;
+mod serve;
 mod setup;
 mod train;
 
@@ -51,6 +52,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Cifar10(args) => train::train(Some("cifar10"), None, &args),
         Command::LineFit(args) => train::train(Some("line"), None, &args),
         Command::Train(args) => train::train(None, Some(&args.config), &args.common),
+        Command::Serve(args) => train::serve(&args.config, &args.common),
         Command::Launch(args) => launch::launch(&args),
         Command::Certs(args) => certs::certs(&args),
         Command::Eval(args) => eval::eval(&args),

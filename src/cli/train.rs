@@ -14,9 +14,9 @@ use super::cluster::{self, Worker};
 use super::exit::{Refused, Usage};
 use super::header::{header, placement};
 use super::output::{Console, note, print};
+use super::serve::Serve;
 use super::setup::{self, Loaded};
 use super::{eval, launch};
-use crate::cluster::Role;
 use crate::config::{Layers, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml};
 use crate::data::{Source, Split};
 use crate::device::DeviceError;
@@ -28,46 +28,68 @@ use crate::io::{
 use crate::model::{Compiled, Model, compile};
 use crate::store::State;
 use crate::train::{
-    Assembly, CheckpointHook, EvalHook, Evaluator, EventsReport, Hook, LogHook, MetricsReport,
-    Outcome, Part, Report, SummaryHook, Supervisor, Trainer, assemble,
+    Assembly, CheckpointHook, Duty, EvalHook, Evaluator, EventsReport, Hook, LogHook,
+    MetricsReport, Outcome, Part, Report, SummaryHook, Supervisor, Trainer, assemble, duty,
+    settle_mode,
 };
 use crate::util::clock::{Clock, SystemClock};
 
-/// Trains, or serves the variables where this process is a parameter server.
+/// Starts a task that only serves.
+pub(super) fn serve(file: &Path, args: &TrainArgs) -> Result<u8> {
+    start(None, Some(file), args, true)
+}
+
+/// Trains, or serves where this process is a task that does.
 pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Result<u8> {
+    start(recipe, file, args, false)
+}
+
+fn start(
+    recipe: Option<&str>,
+    file: Option<&Path>,
+    args: &TrainArgs,
+    only_serve: bool,
+) -> Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let signal = signals()?;
     launch::end_with_launcher(&signal);
-    let resolved = configure(recipe, file, args)?;
+    let mut resolved = configure(recipe, file, args)?;
+    let place = cluster::place(&resolved.config, args)?;
+    if let Some(place) = &place {
+        settle_mode(&mut resolved, &place.spec);
+    }
     let config = &resolved.config;
-    let place = cluster::place(config, args)?;
     let model = setup::model(config);
     let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
     if config.train.eval_every.is_some() && model.classes().is_none() {
         let text = format!("--eval-every: model {} has no classes", config.model.name);
         return Err(Usage(text).into());
     }
-    let mut is_chief = true;
     let rendezvous = Duration::from_secs(args.rendezvous_timeout);
+    let mut fellows = None;
     if let Some(place) = &place {
-        place.describe().iter().for_each(|line| note(line));
-        match place.spec.role(&place.task) {
-            Role::Ps => {
-                return cluster::serve_parameters(
-                    config, &compiled, place, &clock, &signal, rendezvous,
-                );
-            }
-            Role::Chief => {}
-            Role::Worker => is_chief = false,
-            Role::Evaluator => {
+        let duty = duty(config, place)?;
+        place.describe(&duty.describe(&place.task)).iter().for_each(|line| note(line));
+        let (compiled, clock, signal) = (&compiled, &*clock, &*signal);
+        let serve = Serve { config, compiled, place, clock, signal, rendezvous };
+        match duty {
+            Duty::Variables(trainers) => return serve.parameters(&trainers),
+            Duty::Towers(client) => return serve.towers(&*model, client),
+            Duty::Training(training) if !only_serve => fellows = Some((place, training)),
+            Duty::Evaluation if !only_serve => {
                 return eval::eval(&EvalArgs::following(&config.train.dir, config.train.max_steps));
             }
-            Role::Other => {
-                let text = format!("{} neither trains nor holds variables", place.task);
-                return Err(Usage(text).into());
+            Duty::Training(_) | Duty::Evaluation => {
+                let task = &place.task;
+                let text = format!("{task} serves nobody in mode {}", config.cluster.mode);
+                return Err(Usage(format!("{text}; start it with `tftrain --config`")).into());
             }
         }
+    } else if only_serve {
+        let text = "there is no cluster to serve: give `cluster` in the configuration file";
+        return Err(Usage(text.to_owned()).into());
     }
+    let is_chief = fellows.as_ref().is_none_or(|(place, training)| training.chief == place.task);
 
     if args.resume && args.overwrite {
         let text = "--resume goes on with a run and --overwrite replaces it; give one of them";
@@ -93,13 +115,14 @@ pub(super) fn train(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs)
         _ => None,
     };
     let state = start.as_ref().map(|(state, _)| state);
-    let (worker, part) = match &place {
-        Some(place) => {
+    let (worker, part) = match &fellows {
+        Some((place, training)) => {
             let (worker, part) = cluster::connect(&cluster::Start {
                 config,
                 compiled: &compiled,
                 examples: source.len(),
                 place,
+                training,
                 state,
                 clock: &clock,
                 signal: &signal,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cluster::task_id::check_job;
-use crate::cluster::{ClusterError, ClusterSpec, PlaceFlags, TaskId};
+use crate::cluster::{CLIENT, ClusterError, ClusterSpec, EVALUATOR, PlaceFlags, TaskId};
 
 /// What is said of this process's task, and by whom.
 #[derive(Default)]
@@ -63,9 +63,9 @@ impl Claim {
             (None, [only]) => only,
             (None, _) => return Err(ClusterError::JobMissing { jobs: jobs.join(", ") }),
         };
-        let evaluator = job == "evaluator";
+        let outside = [EVALUATOR, CLIENT].contains(&job);
         let indices: Vec<_> = spec.tasks(job).map(|(task, _)| task.index).collect();
-        if indices.is_empty() && !evaluator {
+        if indices.is_empty() && !outside {
             return Err(ClusterError::UnknownJob {
                 job: job.to_owned(),
                 from: self.from(),
@@ -75,8 +75,8 @@ impl Claim {
         }
         let listed = || indices.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let index = match (self.index, &indices[..]) {
-            // An evaluator may stand outside the cluster, so that its index has no bound.
-            (Some(index), _) if evaluator || indices.contains(&index) => index,
+            // Who stands outside the cluster has no bound to its index.
+            (Some(index), _) if outside || indices.contains(&index) => index,
             (Some(index), _) => {
                 let (job, from) = (job.to_owned(), self.from());
                 return Err(ClusterError::UnknownIndex { job, index, from, indices: listed() });

@@ -49,6 +49,14 @@ pub enum ClusterError {
     /// Parameter servers with nobody to serve.
     #[error("job worker is empty: the cluster has ps tasks but no worker (--worker-hosts)")]
     NoWorkers,
+    /// A cluster that its mode cannot use.
+    #[error("mode {mode}: {why}")]
+    Unfit {
+        /// The mode.
+        mode: String,
+        /// What it lacks, or has no use for.
+        why: String,
+    },
     /// `TF_CONFIG` is not what TensorFlow defines.
     #[error("TF_CONFIG: {0}")]
     TfConfig(String),

@@ -2,7 +2,7 @@
 //! environment (callers hand in a lookup).
 //!
 //! # Layout
-//! [`TaskId`] and [`ClusterSpec`] name the tasks, [`Role`] says what each is, [`find`] reads places
+//! [`TaskId`] and [`ClusterSpec`] name the tasks and what their jobs are for, [`find`] reads places
 //! from environment variables, [`Place`] joins flags, file and environment.
 
 mod address;
@@ -23,6 +23,6 @@ pub use env::{Found, Lookup, find};
 pub use error::ClusterError;
 pub use nodelist::expand_nodelist;
 pub use place::{Place, PlaceFlags};
-pub use role::Role;
+pub use role::{CLIENT, EVALUATOR};
 pub use spec::ClusterSpec;
 pub use task_id::TaskId;

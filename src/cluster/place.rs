@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::cluster::claim::Claim;
-use crate::cluster::{ClusterError, ClusterSpec, Found, Lookup, TaskId, env};
+use crate::cluster::{CLIENT, ClusterError, ClusterSpec, EVALUATOR, Found, Lookup, TaskId, env};
 
 /// The flags that tell a task its place, as typed. Empty texts mean "not given", as in TensorFlow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct PlaceFlags {
     pub job_name: Option<String>,
     /// `--task-index`.
     pub task_index: Option<u32>,
+    /// Whether a process that nobody gives a task is the [`ClusterSpec::client`].
+    pub client: bool,
 }
 
 /// A task's place in its cluster.
@@ -80,27 +82,27 @@ impl Place {
 
         let (spec, mut sources) = merged(&layers)?;
         spec.check_one_chief()?;
-        if spec.training_tasks().is_empty() && !spec.ps_tasks().is_empty() {
+        if !flags.client && spec.training_tasks().is_empty() && !spec.ps_tasks().is_empty() {
             return Err(ClusterError::NoWorkers);
         }
         if let Some(found) = launched {
             claim = with_rank(claim, &found, &spec, &sources.join(", "))?;
         }
-        let task = claim.task_in(&spec)?;
+        let unsaid = claim.job.is_none() && claim.index.is_none();
+        let (task, otherwise) = match unsaid && flags.client {
+            true => (spec.client(), "no other being named"),
+            false => (claim.task_in(&spec)?, "there being no other"),
+        };
         let from = claim.from();
-        let from = if from.is_empty() { "there being no other" } else { &from };
+        let from = if from.is_empty() { otherwise } else { &from };
         sources.push(format!("{task} from {from}"));
         Ok(Some(Self { spec, task, sources }))
     }
 
-    /// Lines that tell the user what was understood, and from where.
-    pub fn describe(&self) -> Vec<String> {
+    /// Lines that tell the user what was understood, and from where; `duty` says what this task does.
+    pub fn describe(&self, duty: &str) -> Vec<String> {
         let Self { spec, task, sources } = self;
-        let mut own = format!("task {task}, {}", spec.role(task));
-        let training = spec.training_tasks();
-        if let Some(id) = training.iter().position(|other| other == task) {
-            own += &format!(", global worker {id} of {}", training.len());
-        }
+        let mut own = format!("task {task}, {duty}");
         own += &spec.address(task).map_or(String::new(), |address| format!(", at {address}"));
         let mut lines = vec![own];
         for job in spec.jobs() {
@@ -166,8 +168,10 @@ fn with_rank(
     sources: &str,
 ) -> Result<Claim, ClusterError> {
     let Some((rank, size)) = found.world else { return Ok(claim) };
-    // An evaluator outside the cluster is not one of its ranks.
-    if claim.job.as_deref() == Some("evaluator") && spec.tasks("evaluator").next().is_none() {
+    // Who stands outside the cluster is not one of its ranks.
+    let outside =
+        |job: &str| [EVALUATOR, CLIENT].contains(&job) && spec.tasks(job).next().is_none();
+    if claim.job.as_deref().is_some_and(outside) {
         return Ok(claim);
     }
     let tasks: Vec<_> = spec.all().map(|(task, _)| task).collect();
@@ -201,6 +205,7 @@ mod tests {
             worker_hosts: some(workers),
             job_name: some(job),
             task_index,
+            client: false,
         }
     }
 
@@ -229,9 +234,9 @@ mod tests {
     fn the_seeds_command_line() {
         let place = resolve(&flags("a:1", "b:1, c:1", "worker", Some(1)), None, &[]);
         assert_eq!(
-            place.unwrap().unwrap().describe(),
+            place.unwrap().unwrap().describe("trains"),
             [
-                "task worker:1, worker, global worker 1 of 2, at c:1",
+                "task worker:1, trains, at c:1",
                 "cluster ps:0 a:1",
                 "cluster worker:0 b:1, worker:1 c:1",
                 "read ps from --ps-hosts, worker from --worker-hosts, \
@@ -250,9 +255,9 @@ mod tests {
         assert_eq!(task(&flags("", "", "", None), Some(file), &task_only), "worker:1");
         let place = resolve(&flags("p:1", "", "ps", None), Some(file), &[]).unwrap().unwrap();
         assert_eq!(place.spec.to_string(), r#"{"ps":["p:1"],"worker":["w0:1","w1:1"]}"#);
-        assert_eq!(place.describe()[0], "task ps:0, ps, at p:1");
+        assert_eq!(place.describe("serves")[0], "task ps:0, serves, at p:1");
         let evaluator = resolve(&flags("", "", "evaluator", Some(9)), Some(file), &[]);
-        assert_eq!(evaluator.unwrap().unwrap().describe()[0], "task evaluator:9, evaluator");
+        assert_eq!(evaluator.unwrap().unwrap().describe("watches")[0], "task evaluator:9, watches");
         // One choice is no choice.
         let alone = resolve(&PlaceFlags::default(), Some(r#"{"worker":{"4":"a:1"}}"#), &[]);
         assert!(alone.unwrap().unwrap().sources[1].ends_with("worker:4 from there being no other"));
@@ -302,6 +307,18 @@ mod tests {
             error(&flags("", "", "ps", None), None, &vars)
                 .starts_with("--job-name says job ps, but TF_CONFIG says worker:0")
         );
+    }
+
+    #[test]
+    fn a_client_is_who_is_given_no_task() {
+        let none = PlaceFlags { client: true, ..PlaceFlags::default() };
+        let file = Some(r#"{"ps":["p:1"],"work":["w0:1"]}"#);
+        let place = resolve(&none, file, &[]).unwrap().unwrap();
+        assert_eq!(place.task.to_string(), "client:0");
+        assert!(place.sources[2].ends_with("client:0 from no other being named"));
+        assert_eq!(task(&none, Some(r#"{"chief":["c:1"],"worker":["w0:1"]}"#), &[]), "chief:0");
+        let named = PlaceFlags { job_name: Some("work".to_owned()), ..none };
+        assert_eq!(task(&named, file, &[]), "work:0");
     }
 
     #[test]

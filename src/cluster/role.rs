@@ -1,57 +1,40 @@
-//! [`Role`]: what a task of a cluster is there for, and the order in which workers share the data.
-
-use std::fmt;
+//! What the jobs of a cluster are there for by their names, and the order in which workers share the data.
 
 use crate::cluster::{ClusterError, ClusterSpec, TaskId};
-
-/// What a task does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Holds variables.
-    Ps,
-    /// Trains.
-    Worker,
-    /// Trains, and also initialises, saves and writes summaries.
-    Chief,
-    /// Evaluates checkpoints; may stand outside the cluster.
-    Evaluator,
-    /// A job of the user's own; serves only.
-    Other,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Role::Ps => "ps",
-            Role::Worker => "worker",
-            Role::Chief => "chief",
-            Role::Evaluator => "evaluator",
-            Role::Other => "serves only",
-        })
-    }
-}
 
 /// The jobs whose task is chief: today's name and the legacy one.
 const CHIEF_JOBS: [&str; 2] = ["chief", "master"];
 
-impl ClusterSpec {
-    /// What a task is in this cluster.
-    pub fn role(&self, task: &TaskId) -> Role {
-        match task.job.as_str() {
-            _ if self.chief().as_ref() == Some(task) => Role::Chief,
-            "ps" => Role::Ps,
-            "worker" => Role::Worker,
-            "evaluator" => Role::Evaluator,
-            _ => Role::Other,
-        }
-    }
+/// The job that evaluates checkpoints; its tasks may stand outside the cluster.
+pub const EVALUATOR: &str = "evaluator";
 
+/// The job of the process that trains with towers that only serve, where no task is named chief. It stands outside the
+/// cluster, as nobody calls it.
+pub const CLIENT: &str = "client";
+
+impl ClusterSpec {
     /// The task of the job `chief` (or `master`), else worker 0, if there is one.
     pub fn chief(&self) -> Option<TaskId> {
         let worker_0 = TaskId::new("worker", 0);
-        let named = CHIEF_JOBS.iter().find_map(|job| self.tasks(job).next());
         let worker_0 = || self.address(&worker_0).map(|_| worker_0.clone());
-        named.map(|(task, _)| task).or_else(worker_0)
+        self.named_chief().or_else(worker_0)
+    }
+
+    /// The task of the job `chief` (or `master`).
+    fn named_chief(&self) -> Option<TaskId> {
+        CHIEF_JOBS.iter().find_map(|job| self.tasks(job).next()).map(|(task, _)| task)
+    }
+
+    /// Who trains where all others only serve.
+    pub fn client(&self) -> TaskId {
+        self.named_chief().unwrap_or_else(|| TaskId::new(CLIENT, 0))
+    }
+
+    /// The tasks that compute for a [`client`](Self::client): of all jobs, whatever their names, but those with another
+    /// purpose.
+    pub fn serving_tasks(&self) -> Vec<TaskId> {
+        let other = |job: &str| job == "ps" || job == EVALUATOR || CHIEF_JOBS.contains(&job);
+        self.all().map(|(task, _)| task).filter(|task| !other(&task.job)).collect()
     }
 
     /// The tasks that train: the chief, then the workers by index. The position here is the global
@@ -92,16 +75,13 @@ mod tests {
         let plain = ClusterSpec::loopback(&[("ps", 2), ("worker", 3)]);
         assert_eq!(names(plain.training_tasks()), ["worker:0", "worker:1", "worker:2"]);
         assert_eq!(names(plain.ps_tasks()), ["ps:0", "ps:1"]);
-        assert_eq!(plain.role(&TaskId::new("worker", 0)), Role::Chief);
-        assert_eq!(plain.role(&TaskId::new("worker", 1)), Role::Worker);
+        assert_eq!(names(plain.serving_tasks()), ["worker:0", "worker:1", "worker:2"]);
+        assert_eq!(plain.client().to_string(), "client:0");
         for job in CHIEF_JOBS {
             let spec = ClusterSpec::loopback(&[(job, 1), ("worker", 2), ("mine", 1)]);
             assert_eq!(names(spec.training_tasks()), [&format!("{job}:0"), "worker:0", "worker:1"]);
-            assert_eq!(spec.role(&TaskId::new(job, 0)), Role::Chief);
-            assert_eq!(spec.role(&TaskId::new("worker", 0)), Role::Worker);
-            assert_eq!(spec.role(&TaskId::new("ps", 0)), Role::Ps);
-            assert_eq!(spec.role(&TaskId::new("evaluator", 9)), Role::Evaluator);
-            assert_eq!(spec.role(&TaskId::new("mine", 0)), Role::Other);
+            assert_eq!(names(spec.serving_tasks()), ["mine:0", "worker:0", "worker:1"]);
+            assert_eq!(spec.client(), TaskId::new(job, 0));
         }
     }
 

@@ -124,6 +124,8 @@ choice! {
         PsAsync = "ps-async",
         /// Equal workers that exchange gradients, no parameter servers.
         Collective = "collective",
+        /// One client that owns the variables and feeds towers on tasks that only serve.
+        InGraph = "in-graph",
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tasks that talk: the only module that knows tokio and tonic.
 //!
 //! It implements the traits of the layers below over gRPC: a `VariableStore` whose variables are on parameter servers, a `Link`
-//! between the workers of a collective. Compute code stays synchronous: callers block on [`Runtime`].
+//! between the workers of a collective, a `Tower` on another task. Compute code stays synchronous: callers block on [`Runtime`].
 
+mod attend;
 mod certificates;
 mod channel;
 mod chunks;
@@ -16,7 +17,9 @@ mod remote_store;
 mod runtime;
 mod security;
 mod server;
+mod towers;
 
+pub use attend::{Attendance, attend};
 pub use certificates::{Certified, issue};
 pub use channel::{Peer, Timeouts};
 pub use collective::{GrpcLink, Inbox};
@@ -28,6 +31,7 @@ pub use remote_store::RemoteStore;
 pub use runtime::Runtime;
 pub use security::Security;
 pub use server::{Server, Services, listen};
+pub use towers::{RemoteTower, TowerServer, TowerSizes};
 
 /// The messages and services of `tftrain.proto`.
 #[allow(
@@ -42,11 +46,17 @@ pub(crate) mod proto {
 }
 
 use proto::collective_server::CollectiveServer;
+use proto::towers_server::TowersServer;
 use proto::variables_server::VariablesServer;
 
 /// Adds the Variables service of a ps task.
 pub fn variables(parameters: std::sync::Arc<ParameterServer>) -> Services {
     Box::new(|routes| routes.add_service(VariablesServer::new(parameters)))
+}
+
+/// Adds the Towers service of a task that only serves.
+pub fn towers(towers: std::sync::Arc<TowerServer>) -> Services {
+    Box::new(|routes| routes.add_service(TowersServer::new(towers)))
 }
 
 /// Adds the Collective service of a worker.

@@ -1,14 +1,13 @@
 //! [`ParameterServer`]: the Variables service over a [`Shard`].
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::attend::{Attendance, PEER_LOST, attend};
 use super::chunks;
 use super::error::stopped;
 use super::members::{Departure, Failure, Members};
@@ -19,21 +18,6 @@ use crate::device::Slab;
 use crate::optim::Schedule;
 use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version, Why};
 use crate::store::StoreSettings;
-
-/// How often a signal is looked for.
-const GLANCE: Duration = Duration::from_millis(50);
-
-/// How long a ps task stays for its workers after a failure.
-const LINGER: Duration = Duration::from_secs(10);
-
-/// How long the last workers may take to come back.
-const COMEBACK: Duration = Duration::from_secs(5);
-
-/// The exit code of a run whose workers did not all come.
-const MISSING: u8 = 4;
-
-/// The exit code of a run that lost too many workers.
-const PEER_LOST: u8 = 5;
 
 /// What one release tells a worker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,72 +90,16 @@ impl ParameterServer {
         self.workers.iter().cloned().zip(self.lock().shard.tallies()).collect()
     }
 
-    /// Follows who comes and goes, until all workers are done or the run has failed; a signal fails it, and so do
-    /// workers that never come and are needed. `waiting` is told every few seconds who is missing. After a failure it
-    /// stays until the workers are gone, so that they hear of it and the chief can save.
-    pub async fn run(
-        self: Arc<Self>,
-        own: &TaskId,
-        signal: &AtomicUsize,
-        rendezvous: Duration,
-        waiting: &(dyn Fn(&[TaskId]) + Sync),
-    ) -> Option<Failure> {
-        let fail = |reason: String, code: u8| {
-            self.members.fail(Failure { task: own.to_string(), reason, code });
-        };
-        let mut changes = self.members.subscribe();
-        let start = tokio::time::Instant::now();
-        let (mut told, mut left) = (start, None);
-        let failure = loop {
-            if let Some(failure) = self.members.failure() {
-                break failure;
-            }
-            let departures = self.follow(&mut self.lock());
-            if departures.iter().all(|departure| *departure == Some(Departure::Done)) {
-                return None;
-            }
-            if departures.iter().all(Option::is_some) {
-                if left.get_or_insert_with(tokio::time::Instant::now).elapsed() >= COMEBACK {
-                    // The chief, the first, has saved when it is done.
-                    if departures[0] == Some(Departure::Done) {
-                        return None;
-                    }
-                    fail("no worker is left".to_owned(), PEER_LOST);
-                }
-            } else {
-                left = None;
-            }
-            let missing = self.members.missing(&self.workers);
-            let is_needed = self.synchronous || self.members.present().is_empty();
-            if !missing.is_empty() && is_needed {
-                if start.elapsed() >= rendezvous {
-                    let (names, secs) = (names(&missing), rendezvous.as_secs());
-                    fail(format!("{names} did not come within {secs} s"), MISSING);
-                } else if told.elapsed() >= Duration::from_secs(3) {
-                    told = tokio::time::Instant::now();
-                    waiting(&missing);
-                }
-            }
-            match signal.load(Ordering::Relaxed) {
-                0 => {}
-                number => fail(format!("interrupted by signal {number}"), 128 + number as u8),
-            }
-            // Changes wake at once; signals are looked for now and then.
-            let _ = tokio::time::timeout(GLANCE, changes.changed()).await;
-        };
-        let last = tokio::time::Instant::now() + LINGER;
-        while !self.members.present().is_empty() && tokio::time::Instant::now() < last {
-            tokio::time::sleep(GLANCE).await;
-        }
-        Some(failure)
+    /// Serves until all workers are done or the run has failed.
+    pub async fn run(self: Arc<Self>, attendance: Attendance<'_>) -> Option<Failure> {
+        attend(&self.members, attendance, || self.follow(&mut self.lock())).await
     }
 
-    /// Tells the rounds which workers have left or come back, and how each stands now.
-    fn follow(&self, inner: &mut Inner) -> Vec<Option<Departure>> {
-        let departures: Vec<Option<Departure>> =
-            self.workers.iter().map(|worker| self.members.departure(worker)).collect();
-        for (worker, departure) in departures.iter().enumerate() {
-            if inner.seen[worker] == *departure {
+    /// Tells the rounds which workers have left or come back.
+    fn follow(&self, inner: &mut Inner) {
+        for worker in 0..self.workers.len() {
+            let departure = self.members.departure(&self.workers[worker]);
+            if inner.seen[worker] == departure {
                 continue;
             }
             inner.seen[worker] = departure.clone();
@@ -192,7 +120,6 @@ impl ParameterServer {
                 self.carry_out(inner, &effects);
             }
         }
-        departures
     }
 
     /// Wakes whom the effects release, and sums up the losses of an update.
@@ -331,10 +258,6 @@ impl ParameterServer {
         let rate = self.schedule.rate(step.saturating_sub(1));
         Ok(PushReply { step, rate, loss: self.lock().loss, dropped })
     }
-}
-
-fn names(tasks: &[TaskId]) -> String {
-    tasks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// What a shard's refusal is on the wire.

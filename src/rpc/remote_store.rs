@@ -175,7 +175,7 @@ impl RemoteStore {
                 step: shard.step,
                 examples: share.examples as u64,
                 loss: share.loss,
-                floats: 0,
+                ..Header::default()
             };
             let stream = is_due.then(|| chunks::split(header, &shard.packed));
             async move {

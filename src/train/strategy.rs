@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
-use super::tower::{LocalTower, Tower};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
@@ -20,6 +19,7 @@ use crate::reduce::{
     CollectiveMean, CpuMean, GradientReducer, Independent, Link, SEGMENT, Topology,
 };
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
+use crate::tower::{LocalTower, Tower};
 use crate::util::clock::Clock;
 use crate::util::cores;
 
@@ -51,6 +51,8 @@ pub struct Part {
     pub size: usize,
     /// How they meet.
     pub fabric: Fabric,
+    /// Towers on other tasks; none where this process computes itself.
+    pub towers: Vec<Box<dyn Tower>>,
 }
 
 /// How workers meet.
@@ -66,8 +68,41 @@ pub enum Fabric {
 impl Part {
     /// Of a run without a cluster.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, fabric: Fabric::Alone }
+        Self { rank: 0, size: 1, fabric: Fabric::Alone, towers: Vec::new() }
     }
+}
+
+/// Devices of this process, with a tower on each.
+pub struct LocalTowers {
+    /// As many parts of the CPU's threads.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// In the devices' order.
+    pub towers: Vec<Box<dyn Tower>>,
+}
+
+/// The towers that `config` asks for.
+pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<LocalTowers> {
+    if config.precision == Precision::Bf16 {
+        bail!(DeviceError::Absent {
+            asked: "precision: bf16".to_owned(),
+            reason: "this version computes in f32 only; use precision: f32".to_owned(),
+        });
+    }
+    if let TowerDevices::Gpus(n) = config.towers.devices {
+        bail!(DeviceError::Absent {
+            asked: format!("{n} GPU towers"),
+            reason: "this version has CPU towers only; use --num-towers".to_owned(),
+        });
+    }
+    let n_towers = config.towers.count();
+    let threads = (config.towers.threads.unwrap_or_else(cores) / n_towers).max(1);
+    let (mut devices, mut towers) = (Vec::new(), Vec::new());
+    for i in 0..n_towers {
+        let device: Arc<dyn Device> = Arc::new(CpuDevice::new(i as u32, threads)?);
+        towers.push(Box::new(LocalTower::new(device.clone(), compiled.clone())?) as _);
+        devices.push(device);
+    }
+    Ok(LocalTowers { devices, towers })
 }
 
 /// Micro-batches behind one update, over all workers whose gradients are in it.
@@ -106,35 +141,24 @@ pub fn assemble(
     clock: &Arc<dyn Clock>,
     part: Part,
 ) -> Result<Assembly> {
-    if config.precision == Precision::Bf16 {
-        bail!(DeviceError::Absent {
-            asked: "precision: bf16".to_owned(),
-            reason: "this version computes in f32 only; use precision: f32".to_owned(),
-        });
-    }
-    if let TowerDevices::Gpus(n) = config.towers.devices {
-        bail!(DeviceError::Absent {
-            asked: format!("{n} GPU towers"),
-            reason: "this version has CPU towers only; use --num-towers".to_owned(),
-        });
-    }
-    let n_towers = config.towers.count();
     let threads = config.towers.threads.unwrap_or_else(cores);
-    let host: Arc<dyn Device> = Arc::new(CpuDevice::new(0, threads)?);
-    let devices: Vec<Arc<dyn Device>> = match n_towers {
-        1 => vec![host.clone()],
-        _ => (0..n_towers)
-            .map(|i| Ok(Arc::new(CpuDevice::new(i as u32, (threads / n_towers).max(1))?) as _))
-            .collect::<Result<_, DeviceError>>()?,
+    let LocalTowers { devices, towers } = match part.towers.is_empty() {
+        true => local_towers(config, compiled)?,
+        false => LocalTowers { devices: Vec::new(), towers: part.towers },
     };
-    let mut towers = Vec::new();
-    for device in &devices {
-        towers.push(LocalTower::new(device.clone(), compiled.clone())?);
-    }
+    let host: Arc<dyn Device> = match &devices[..] {
+        [one] => one.clone(),
+        _ => Arc::new(CpuDevice::new(0, threads)?),
+    };
+    let n_towers = towers.len();
+    let names = towers.iter().map(|tower| tower.device().clone()).collect();
+    let tower_words = towers.first().map(|tower| tower.describe()).unwrap_or_default();
+    // Workers with as many towers as this configuration says.
+    let workers = part.size * n_towers / config.towers.count();
 
     let own_copies = config.variables == VariablePlacement::Replicated;
     let table = Arc::new(compiled.table().clone());
-    let settings = store_settings(config, source.len(), part.size);
+    let settings = store_settings(config, source.len(), workers);
     let masters = if own_copies { devices.clone() } else { vec![host.clone()] };
     let local = |position: &mut u64| -> Result<LocalStore> {
         let mut store = LocalStore::new(table.clone(), settings.clone(), masters)?;
@@ -157,7 +181,9 @@ pub fn assemble(
         Fabric::Parameters(store) => {
             let rounds = match config.cluster.mode {
                 ClusterMode::PsAsync => store.global_step() / part.size as u64,
-                ClusterMode::PsSync | ClusterMode::Collective => store.global_step(),
+                ClusterMode::PsSync | ClusterMode::Collective | ClusterMode::InGraph => {
+                    store.global_step()
+                }
             };
             let trainer = build.trainer(towers, 0, store, None, at(rounds), turn)?;
             (vec![trainer], "on parameter servers", config.cluster.mode.name())
@@ -194,12 +220,12 @@ pub fn assemble(
     };
     Ok(Assembly {
         trainers,
-        towers: devices.iter().map(|device| device.name().clone()).collect(),
+        towers: names,
         variables: (!own_copies).then(|| DeviceName::local(DeviceKind::Cpu, 0)),
         store,
         reducer,
-        global_batch: config.data.batch_size * micro_batches_per_update(config, part.size),
-        tower_words: devices[0].describe(),
+        global_batch: config.data.batch_size * micro_batches_per_update(config, workers),
+        tower_words,
         host,
     })
 }
@@ -254,7 +280,7 @@ struct Build<'a> {
 impl Build<'_> {
     fn trainer(
         &self,
-        towers: Vec<LocalTower>,
+        towers: Vec<Box<dyn Tower>>,
         first_tower: usize,
         store: Box<dyn VariableStore>,
         link: Option<Box<dyn Link>>,
@@ -311,7 +337,7 @@ impl Build<'_> {
         Ok(Trainer {
             clock: self.clock.clone(),
             input,
-            towers: towers.into_iter().map(|tower| Box::new(tower) as Box<dyn Tower>).collect(),
+            towers,
             first_tower,
             reducer,
             store,

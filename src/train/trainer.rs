@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
-use super::tower::Tower;
 use crate::data::{Batch, InputPipeline};
 use crate::device::Slab;
 use crate::graph::VarTable;
 use crate::reduce::GradientReducer;
 use crate::store::{Contribution, State, VariableStore};
+use crate::tower::Tower;
 use crate::util::clock::Clock;
 
 /// Everything a step needs. In every mode the same; the mode decided what is plugged in.
@@ -216,7 +216,7 @@ impl Trainer {
     }
 
     /// Activations of tower 0 in the last observed step.
-    pub fn activations(&self) -> Result<Vec<(String, Vec<f32>)>> {
+    pub fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>> {
         Ok(self.towers[0].activations()?)
     }
 

@@ -5,8 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::cluster::cluster;
-use crate::support::{Live, Space};
+use crate::support::{Live, Space, cluster};
 
 /// Steps that are never reached.
 const ENDLESS: &str = "--max-steps 100000000";

@@ -4,28 +4,7 @@
 use std::fs;
 use std::net::TcpListener;
 
-use crate::support::{SMALL, Space, same};
-
-/// Ports that were free a moment ago.
-pub(crate) fn ports(n: usize) -> Vec<u16> {
-    let listeners: Vec<TcpListener> =
-        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
-}
-
-/// Writes a cluster file of `ps` parameter servers and `workers` workers.
-pub(crate) fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
-    let ports = ports(ps + workers);
-    let list = |ports: &[u16]| -> String {
-        ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ")
-    };
-    let mut text = String::from("model: line\ndata: {name: line}\ncluster:\n");
-    if ps > 0 {
-        text += &format!("  ps: [{}]\n", list(&ports[..ps]));
-    }
-    text += &format!("  worker: [{}]\n{rest}", list(&ports[ps..]));
-    fs::write(space.path(name), text).unwrap();
-}
+use crate::support::{Space, cluster, same};
 
 /// The last weight and bias that a run printed.
 fn fitted(out: &str) -> (f64, f64) {
@@ -39,7 +18,9 @@ fn fitted(out: &str) -> (f64, f64) {
 
 #[test]
 fn every_mode_fits_the_line() {
-    for (mode, ps) in [("ps-sync", 1), ("ps-async", 1), ("collective", 0)] {
+    for (mode, ps) in
+        [("ps-sync", 1), ("ps-async", 1), ("collective", 0), ("in-graph", 0), ("in-graph", 1)]
+    {
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
         let ended = space.ok("launch --config cluster.yaml -- --train-dir run --max-steps 600");
@@ -50,32 +31,6 @@ fn every_mode_fits_the_line() {
         );
         assert_eq!(space.checkpoints("run"), [600], "{mode}");
         assert!(!ended.err.contains("exit code"), "{}", ended.err);
-    }
-}
-
-/// Trains the tutorial network by a cluster and compares with 4 towers in one process.
-#[test]
-fn clusters_give_the_bits_of_four_local_towers() {
-    const STEPS: u64 = 6;
-    let space = Space::new();
-    let small = SMALL.strip_prefix("cifar10 ").unwrap();
-    let flags =
-        format!("{small} --batch-size 2 --max-steps {STEPS} --threads 1 --set model=cifar10");
-    space.ok(&format!(
-        "cifar10 {small} --batch-size 2 --max-steps {STEPS} --train-dir local --num-towers 4"
-    ));
-    let expected = space.checkpoint("local", STEPS);
-    for (name, ps, workers, rest, more) in [
-        ("one-ps", 1, 4, "  mode: ps-sync\n", ""),
-        ("two-ps", 2, 4, "  mode: ps-sync\n", ""),
-        ("greedy", 2, 2, "  mode: ps-sync\n  placement: greedy\n", "--num-towers 2"),
-        ("collective", 0, 2, "  mode: collective\n", "--num-towers 2"),
-        ("four", 0, 4, "  mode: collective\n", ""),
-    ] {
-        let file = format!("{name}.yaml");
-        cluster(&space, &file, ps, workers, rest);
-        space.ok(&format!("launch --config {file} -- {flags} --train-dir {name} {more}"));
-        same(&expected, &space.checkpoint(name, STEPS));
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod chaos;
 mod cluster;
-mod equivalence;
 mod eval;
 mod refusals;
 mod resume;

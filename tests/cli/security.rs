@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use crate::cluster::{cluster, first_address, ports};
-use crate::support::{Live, Space};
+use crate::cluster::first_address;
+use crate::support::{Live, Space, cluster, ports};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -152,6 +153,27 @@ impl Space {
     pub(crate) fn steps(&self, run: &str, kind: &str) -> Vec<u64> {
         self.rows(run, kind).iter().map(|row| row["step"].as_u64().unwrap()).collect()
     }
+}
+
+/// Ports that were free a moment ago.
+pub(crate) fn ports(n: usize) -> Vec<u16> {
+    let listeners: Vec<TcpListener> =
+        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+}
+
+/// Writes a cluster file of `ps` parameter servers and `workers` workers.
+pub(crate) fn cluster(space: &Space, name: &str, ps: usize, workers: usize, rest: &str) {
+    let ports = ports(ps + workers);
+    let list = |ports: &[u16]| -> String {
+        ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ")
+    };
+    let mut text = String::from("model: line\ndata: {name: line}\ncluster:\n");
+    if ps > 0 {
+        text += &format!("  ps: [{}]\n", list(&ports[..ps]));
+    }
+    text += &format!("  worker: [{}]\n{rest}", list(&ports[ps..]));
+    fs::write(space.path(name), text).unwrap();
 }
 
 /// A CIFAR-10 record.

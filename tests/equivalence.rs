@@ -1,7 +1,11 @@
-//! Ways to compute the same steps give the same bits.
+//! Ways to compute the same steps give the same bits: towers, threads, and clusters of real processes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use crate::support::{SMALL, Space, same};
+#[allow(dead_code, reason = "shared with the tests of the program as its users run it")]
+#[path = "cli/support.rs"]
+mod support;
+
+use support::{SMALL, Space, cluster, same};
 
 const STEPS: u64 = 5;
 
@@ -81,5 +85,37 @@ fn asynchronous_towers_end_at_the_last_step() {
         assert!(space.steps(&run, "step").is_sorted_by(|a, b| a < b));
         space.ok(&format!("{SMALL} --max-steps 15 --train-dir {run} --resume"));
         assert_eq!(space.checkpoint(&run, 15).global_step, 15);
+    }
+}
+
+/// Trains the tutorial network by a cluster and compares with 4 towers in one process.
+#[test]
+fn clusters_give_the_bits_of_four_local_towers() {
+    const STEPS: u64 = 20;
+    let space = Space::new();
+    let small = SMALL.strip_prefix("cifar10 ").unwrap();
+    let flags =
+        format!("{small} --batch-size 2 --max-steps {STEPS} --threads 1 --set model=cifar10");
+    space.ok(&format!(
+        "cifar10 {small} --batch-size 2 --max-steps {STEPS} --train-dir local --num-towers 4"
+    ));
+    let expected = space.checkpoint("local", STEPS);
+    space.ok(&format!(
+        "cifar10 {small} --batch-size 2 --max-steps {STEPS} --train-dir four-in-one --accumulate 4"
+    ));
+    same(&expected, &space.checkpoint("four-in-one", STEPS));
+    for (name, ps, workers, rest, more) in [
+        ("one-ps", 1, 4, "  mode: ps-sync\n", ""),
+        ("two-ps", 2, 4, "  mode: ps-sync\n", ""),
+        ("greedy", 2, 2, "  mode: ps-sync\n  placement: greedy\n", "--num-towers 2"),
+        ("collective", 0, 2, "  mode: collective\n", "--num-towers 2"),
+        ("four", 0, 4, "  mode: collective\n", ""),
+        ("in-graph", 0, 4, "  mode: in-graph\n", ""),
+        ("in-graph-ps", 2, 2, "  mode: in-graph\n", "--num-towers 2"),
+    ] {
+        let file = format!("{name}.yaml");
+        cluster(&space, &file, ps, workers, rest);
+        space.ok(&format!("launch --config {file} -- {flags} --train-dir {name} {more}"));
+        same(&expected, &space.checkpoint(name, STEPS));
     }
 }

@@ -1,13 +1,20 @@
-//! [`Tower`]: a replica of the model on one device.
+//! [`Tower`]: a replica of the model on one device, here or on another task.
 
 use std::sync::Arc;
 
+use crate::cluster::DeviceName;
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Executable, Slab};
 use crate::model::Compiled;
 
 /// Forward, loss and backward of one batch.
 pub trait Tower: Send {
+    /// The full name of its device.
+    fn device(&self) -> &DeviceName;
+
+    /// What its device is, in words: `2 threads, AVX-512`.
+    fn describe(&self) -> String;
+
     /// Writes the gradient into `into` and the losses (the total first) into `losses`. With `observe` the activations of
     /// this batch can be asked for afterwards; the bits are the same.
     fn gradients(
@@ -17,10 +24,21 @@ pub trait Tower: Send {
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
-    ) -> Result<(), DeviceError>;
+    ) -> Result<(), TowerError>;
 
     /// The activations of the last observed batch, by layer.
-    fn activations(&self) -> Result<Vec<(String, Vec<f32>)>, DeviceError>;
+    fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError>;
+}
+
+/// What can go wrong in a tower.
+#[derive(Debug, thiserror::Error)]
+pub enum TowerError {
+    /// Its device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// It is on another task and cannot be reached, or that task failed.
+    #[error("{0}")]
+    Remote(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A tower on a device of this process.
@@ -41,6 +59,14 @@ impl LocalTower {
 }
 
 impl Tower for LocalTower {
+    fn device(&self) -> &DeviceName {
+        self.device.name()
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
     fn gradients(
         &mut self,
         variables: &Slab,
@@ -48,7 +74,7 @@ impl Tower for LocalTower {
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), TowerError> {
         if observe && self.observe.is_none() {
             self.observe = Some(self.device.load(self.compiled.observe())?);
         }
@@ -63,7 +89,7 @@ impl Tower for LocalTower {
         Ok(())
     }
 
-    fn activations(&self) -> Result<Vec<(String, Vec<f32>)>, DeviceError> {
+    fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError> {
         let Some(program) = &self.observe else { return Ok(Vec::new()) };
         let skip = self.compiled.loss_names().len();
         let fetches = program.program().fetches.iter().enumerate().skip(skip);
