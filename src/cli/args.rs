@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 
+use super::cluster_args::ClusterArgs;
+
 /// Trains neural networks on every device of a machine, the way distributed TensorFlow 1 did it.
 #[derive(Debug, Parser)]
 #[command(name = "tftrain", version, infer_subcommands = false, arg_required_else_help = true)]
@@ -160,33 +162,8 @@ pub(crate) struct TrainArgs {
     /// Any setting of the configuration, by its key: optimizer.momentum=0.9
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Addresses of the parameter servers, with commas between them
-    #[arg(long, value_name = "HOST:PORT,...")]
-    pub(crate) ps_hosts: Option<String>,
-    /// Addresses of the workers, with commas between them
-    #[arg(long, value_name = "HOST:PORT,...")]
-    pub(crate) worker_hosts: Option<String>,
-    /// This process's job: ps, worker, chief
-    #[arg(long, value_name = "JOB")]
-    pub(crate) job_name: Option<String>,
-    /// This process's index in its job
-    #[arg(long, value_name = "N")]
-    pub(crate) task_index: Option<u32>,
-    /// File with the token that all tasks share [TFTRAIN_TOKEN]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) token_file: Option<String>,
-    /// Certificate of the authority, for mutual TLS
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tls_ca: Option<String>,
-    /// This task's certificate; {job} and {index} stand for its own
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tls_cert: Option<String>,
-    /// The key of this task's certificate
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tls_key: Option<String>,
-    /// Seconds to wait for the other tasks at the start
-    #[arg(long, value_name = "SECS", default_value_t = 60)]
-    pub(crate) rendezvous_timeout: u64,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     /// How step lines look
     #[arg(long, value_enum, default_value_t)]
     pub(crate) output: Output,
@@ -197,7 +174,7 @@ pub(crate) struct LaunchArgs {
     /// The YAML file with its `cluster`
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Restart a worker that fails, this often
+    /// Restart a task that fails, this often each
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,
     /// Print the command of each task instead

@@ -19,7 +19,7 @@ use crate::model::Compiled;
 use crate::ps::{Placement, assign};
 use crate::rpc::{
     Failure, GrpcLink, Identity, Inbox, Members, Peer, RemoteStore, RemoteTower, RpcError, Runtime,
-    Server, Timeouts, collective, listen,
+    Server, Standing, Timeouts, collective, listen,
 };
 use crate::store::{LocalStore, State, StateLayout, VariableStore};
 use crate::tower::Tower;
@@ -30,10 +30,10 @@ use crate::util::clock::Clock;
 #[allow(clippy::disallowed_methods, reason = "the one place where a task's place is looked up")]
 pub(super) fn place(config: &RunConfig, args: &TrainArgs) -> Result<Option<Place>> {
     let flags = PlaceFlags {
-        ps_hosts: args.ps_hosts.clone(),
-        worker_hosts: args.worker_hosts.clone(),
-        job_name: args.job_name.clone(),
-        task_index: args.task_index,
+        ps_hosts: args.cluster.ps_hosts.clone(),
+        worker_hosts: args.cluster.worker_hosts.clone(),
+        job_name: args.cluster.job_name.clone(),
+        task_index: args.cluster.task_index,
         client: has_client(config),
     };
     let jobs = &config.cluster.jobs;
@@ -117,6 +117,8 @@ pub(super) struct Start<'a> {
     pub(super) training: &'a Training,
     /// The checkpoint that a chief goes on from.
     pub(super) state: Option<&'a State>,
+    /// Whether this task has trained before: variables that are gone are restored, never made anew.
+    pub(super) again: bool,
     pub(super) clock: &'a Arc<dyn Clock>,
     pub(super) signal: &'a AtomicUsize,
     /// How long others are waited for.
@@ -132,7 +134,7 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
     let runtime = Runtime::start()?;
     let security = security(&config.cluster, &place.task)?;
     let members = Arc::new(Members::default());
-    let timeouts = Timeouts { rendezvous, ..Timeouts::default() };
+    let timeouts = Timeouts { rendezvous, again: start.again, ..Timeouts::default() };
     let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
     let over = || match members.failure() {
         Some(Failure { task, reason, code }) => Err(RpcError::Stopped { task, reason, code }),
@@ -191,6 +193,16 @@ fn interrupted(task: &TaskId, signal: &AtomicUsize) -> Result<(), RpcError> {
     }
 }
 
+/// The error of a parameter server that lost its variables for good: waiting for it is of no use.
+fn without_checkpoint(ps: &TaskId) -> RpcError {
+    let reason = "it restarted without variables, and the train directory has no checkpoint to restore them from; \
+                  start all tasks again, the chief with --resume or --overwrite";
+    RpcError::Stopped { task: ps.to_string(), reason: reason.to_owned(), code: PEER_LOST }
+}
+
+/// The exit code of a run whose variables are gone.
+const PEER_LOST: u8 = 5;
+
 /// How often a worker that waits for the chief's values looks for a signal.
 const GLANCE: Duration = Duration::from_millis(200);
 
@@ -211,13 +223,26 @@ impl Worker {
             RemoteStore::new(runtime, identity, shards, slab, layout, training.synchronous);
         let chief = &training.chief;
         if *chief == place.task {
-            if let Some(step) = store.version()? {
-                let task = &self.task;
-                note(&format!("{task}: the parameter servers live at step {step}: going on"));
-                return Ok(store);
+            let task = &self.task;
+            match (store.standing()?, start.state) {
+                (Standing::Living(step), _) => {
+                    note(&format!("{task}: the parameter servers live at step {step}: going on"));
+                }
+                (Standing::Torn(ps), None) => return Err(without_checkpoint(&ps).into()),
+                (Standing::Empty, None) if start.again => {
+                    return Err(without_checkpoint(&training.ps[0]).into());
+                }
+                (Standing::Empty, None) => {
+                    store.restore(&LocalStore::new(table, settings, vec![device])?.snapshot()?)?;
+                }
+                (standing, Some(state)) => {
+                    if start.again || standing != Standing::Empty {
+                        let step = state.global_step;
+                        note(&format!("{task}: restoring the parameter servers at step {step}"));
+                    }
+                    store.restore(state)?;
+                }
             }
-            let mut local = LocalStore::new(table, settings, vec![device])?;
-            store.restore(&start.state.cloned().map_or_else(|| local.snapshot(), Ok)?)?;
             return Ok(store);
         }
         let (began, mut told) = (clock.monotonic(), clock.monotonic());
@@ -230,6 +255,7 @@ impl Worker {
                 let last = "it has given no values to the parameter servers".to_owned();
                 return Err(RpcError::Missing {
                     missing: vec![(chief.clone(), address)],
+                    again: start.again,
                     waited_secs,
                     last,
                 }

@@ -144,7 +144,7 @@ fn supervise(
                 continue;
             }
             note(&format!("[launch] {task} ended with exit code {child_code}"));
-            if ending.is_none() && restarts < args.restart && task.job != "ps" {
+            if ending.is_none() && restarts < args.restart {
                 note(&format!("[launch] restarting {task}, {} of {}", restarts + 1, args.restart));
                 let restarts = restarts + 1;
                 let child = start(&task, args, restarts, tell)?;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::cluster::{identity, ranges, wait_note};
 use super::output::{note, print};
 use super::security::security;
+use super::watchdog::Watchdog;
 use crate::cluster::{Place, TaskId};
 use crate::config::{DataConfig, RunConfig};
 use crate::device::Device;
@@ -32,6 +33,8 @@ pub(super) struct Serve<'a> {
     pub(super) signal: &'a AtomicUsize,
     /// How long the others are waited for.
     pub(super) rendezvous: Duration,
+    /// Seconds; see [`Watchdog`].
+    pub(super) stall_timeout: u64,
 }
 
 /// A server that runs.
@@ -107,6 +110,9 @@ impl Serve<'_> {
             trainers.len()
         ))?;
         let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
+        let watched = parameters.clone();
+        let name = Some(place.task.to_string());
+        let _watchdog = Watchdog::start(name, self.stall_timeout, move || watched.standing());
         let serving = parameters.clone().run(self.attendance(trainers, synchronous, &waiting));
         let failure = running.runtime.block_on(serving);
         for (worker, tally) in parameters.tallies() {
@@ -129,8 +135,13 @@ impl Serve<'_> {
             labels: batch,
             losses: compiled.loss_names().len(),
         };
-        let service = towers(TowerServer::new(place.task.clone(), own, sizes)?);
-        let running = self.start(Arc::new(Members::default()), service)?;
+        let server = TowerServer::new(place.task.clone(), own, sizes)?;
+        let running = self.start(Arc::new(Members::default()), towers(server.clone()))?;
+        let name = Some(place.task.to_string());
+        let _watchdog = Watchdog::start(name, self.stall_timeout, move || {
+            let served = server.served();
+            (served, format!("{served} micro-batches so far, waiting for the next"))
+        });
         let (address, each) = (running.server.address, devices[0].describe());
         let towers = match devices.len() {
             1 => format!("a tower of {each}"),

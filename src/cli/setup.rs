@@ -76,10 +76,14 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Result<Layers>
     flag("--save-secs", "train.checkpoint.every_secs", args.save_secs.map(|n| json!(n)));
     flag("--save-steps", "train.checkpoint.every_steps", args.save_steps.map(|n| json!(n)));
     flag("--keep", "train.checkpoint.keep", args.keep.map(|n| json!(n)));
-    flag("--token-file", "cluster.token_file", args.token_file.as_ref().map(|file| json!(file)));
-    flag("--tls-ca", "cluster.tls.ca", args.tls_ca.as_ref().map(|file| json!(file)));
-    flag("--tls-cert", "cluster.tls.cert", args.tls_cert.as_ref().map(|file| json!(file)));
-    flag("--tls-key", "cluster.tls.key", args.tls_key.as_ref().map(|file| json!(file)));
+    flag(
+        "--token-file",
+        "cluster.token_file",
+        args.cluster.token_file.as_ref().map(|file| json!(file)),
+    );
+    flag("--tls-ca", "cluster.tls.ca", args.cluster.tls_ca.as_ref().map(|file| json!(file)));
+    flag("--tls-cert", "cluster.tls.cert", args.cluster.tls_cert.as_ref().map(|file| json!(file)));
+    flag("--tls-key", "cluster.tls.key", args.cluster.tls_key.as_ref().map(|file| json!(file)));
     let hours = args.keep_every_hours.map(|n| json!(n));
     flag("--keep-every-hours", "train.checkpoint.keep_every_hours", hours);
     Ok(layers)

@@ -1,6 +1,5 @@
 //! `tftrain cifar10`, `line-fit` and `train`: one run from its configuration to its end.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -9,29 +8,19 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::args::{EvalArgs, Output, TrainArgs};
-use super::cluster::{self, Worker};
+use super::args::{EvalArgs, TrainArgs};
 use super::exit::{Refused, Usage};
-use super::header::{header, placement};
-use super::output::{Console, note, print};
+use super::output::note;
+use super::run::Run;
 use super::serve::Serve;
-use super::setup::{self, Loaded};
-use super::{eval, launch};
-use crate::config::{Layers, Origin, Resolved, RunConfig, TowerDevices, differences, run_yaml};
-use crate::data::{Source, Split};
+use super::{cluster, eval, launch, setup};
+use crate::config::{Layers, Origin, Resolved, TowerDevices, differences};
+use crate::data::Split;
 use crate::device::DeviceError;
 use crate::device::cuda;
-use crate::io::{
-    CheckpointStore, EventWriter, MetricsWriter, OpenMode, RUN_FILE, Retention, TrainDir,
-    write_atomic,
-};
-use crate::model::{Compiled, Model, compile};
-use crate::store::State;
-use crate::train::{
-    Assembly, CheckpointHook, Duty, EvalHook, Evaluator, EventsReport, Hook, LogHook,
-    MetricsReport, Outcome, Part, Report, SummaryHook, Supervisor, Trainer, assemble, duty,
-    settle_mode,
-};
+use crate::io::{OpenMode, RUN_FILE, TrainDir};
+use crate::model::compile;
+use crate::train::{Duty, duty, settle_mode};
 use crate::util::clock::{Clock, SystemClock};
 
 /// Starts a task that only serves.
@@ -65,13 +54,14 @@ fn start(
         let text = format!("--eval-every: model {} has no classes", config.model.name);
         return Err(Usage(text).into());
     }
-    let rendezvous = Duration::from_secs(args.rendezvous_timeout);
+    let rendezvous = Duration::from_secs(args.cluster.rendezvous_timeout);
     let mut fellows = None;
     if let Some(place) = &place {
         let duty = duty(config, place)?;
         place.describe(&duty.describe(&place.task)).iter().for_each(|line| note(line));
         let (compiled, clock, signal) = (&compiled, &*clock, &*signal);
-        let serve = Serve { config, compiled, place, clock, signal, rendezvous };
+        let stall_timeout = args.cluster.stall_timeout;
+        let serve = Serve { config, compiled, place, clock, signal, rendezvous, stall_timeout };
         match duty {
             Duty::Variables(trainers) => return serve.parameters(&trainers),
             Duty::Towers(client) => return serve.towers(&*model, client),
@@ -110,54 +100,20 @@ fn start(
         }
         _ => None,
     };
-    let start = match &train_dir {
-        Some(dir) if args.resume => load_start(dir.path())?,
-        _ => None,
-    };
-    let state = start.as_ref().map(|(state, _)| state);
-    let (worker, part) = match &fellows {
-        Some((place, training)) => {
-            let (worker, part) = cluster::connect(&cluster::Start {
-                config,
-                compiled: &compiled,
-                examples: source.len(),
-                place,
-                training,
-                state,
-                clock: &clock,
-                signal: &signal,
-                rendezvous,
-            })?;
-            (Some(worker), part)
-        }
-        None => (None, Part::alone()),
-    };
-    let name = worker.as_ref().map(Worker::name);
     let run = Run {
         args,
-        resolved,
-        model,
-        compiled,
+        resolved: &resolved,
+        model: &*model,
+        compiled: &compiled,
         source,
         held_out,
         train_dir,
-        start,
         clock,
         signal,
-        name,
+        rendezvous,
+        fellows: fellows.as_ref().map(|(place, training)| (*place, training)),
     };
-    let ended = run.go(part);
-    if let Some(worker) = worker {
-        match &ended {
-            Ok(code) if *code > 128 => {
-                let signal = format!("interrupted by signal {}", code - 128);
-                worker.leave(Some((&signal, *code)));
-            }
-            Ok(_) => worker.leave(None),
-            Err(error) => worker.fail(error),
-        }
-    }
-    ended
+    run.go()
 }
 
 /// The settings of a run: the recipe's, then those of the run that is resumed, then file and flags.
@@ -182,129 +138,6 @@ fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Res
     }
     place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
     Ok(resolved)
-}
-
-/// Everything a run starts with.
-struct Run<'a> {
-    args: &'a TrainArgs,
-    resolved: Resolved,
-    model: Arc<dyn Model>,
-    compiled: Arc<Compiled>,
-    source: Arc<dyn Source>,
-    /// How often to evaluate, and on what.
-    held_out: Option<(u64, Arc<dyn Source>)>,
-    /// The chief's; others write nothing.
-    train_dir: Option<TrainDir>,
-    start: Option<(State, u64)>,
-    clock: Arc<dyn Clock>,
-    signal: Arc<AtomicUsize>,
-    /// This task's name in a cluster.
-    name: Option<String>,
-}
-
-impl Run<'_> {
-    /// From the header to the last line; the value is the exit code.
-    fn go(mut self, part: Part) -> Result<u8> {
-        let config = &self.resolved.config.clone();
-        let start = self.start.as_ref().map(|(state, position)| (state, *position));
-        let mut assembly =
-            assemble(config, &self.compiled, &self.source, start, &self.clock, part)?;
-        let start_step = assembly.trainers.first().map_or(0, Trainer::global_step);
-        let mut heading = header(config, &self.compiled, &*self.source, &assembly);
-        if self.args.log_device_placement == Some(true) {
-            heading += &placement(&self.compiled, &assembly);
-        }
-        match self.args.output {
-            _ if self.train_dir.is_none() => {}
-            // Nothing but objects on stdout.
-            Output::Json => note(heading.trim_end()),
-            Output::Tutorial | Output::Benchmark => _ = print(&heading)?,
-        }
-        let max_steps = config.train.max_steps;
-        // Parameter servers may live at a later step than the last checkpoint.
-        let saved_step = self.start.as_ref().map_or(0, |(state, _)| state.global_step);
-        if start_step >= max_steps && (self.train_dir.is_none() || saved_step >= start_step) {
-            note(&format!(
-                "nothing to do: the run is at step {start_step} already; raise --max-steps beyond {max_steps}"
-            ));
-            return Ok(0);
-        }
-        let classes = self.source.classes().to_vec();
-        let steps = start_step..max_steps;
-        let (clock, signal) = (self.clock.clone(), self.signal.clone());
-        let console = Console::new(
-            self.args.output,
-            clock,
-            steps,
-            classes,
-            signal.clone(),
-            self.name.take(),
-            config.train.log_every,
-        );
-        let mut reports: Vec<Box<dyn Report>> = vec![Box::new(console)];
-        let mut hooks: Vec<Box<dyn Hook>> =
-            vec![Box::new(LogHook::new(config.train.log_every, start_step))];
-        self.keep_records(&assembly, start_step, saved_step, &mut hooks, &mut reports)?;
-
-        let began = self.clock.monotonic();
-        let supervisor = Supervisor { max_steps, hooks, reports, signal };
-        let (outcome, trainers) = supervisor.run(std::mem::take(&mut assembly.trainers))?;
-        let step = trainers.first().map_or(0, Trainer::global_step);
-        let took = (self.clock.monotonic() - began).as_secs_f64();
-        let end = match outcome {
-            Outcome::Interrupted(_) => "interrupted",
-            Outcome::Finished | Outcome::Failed => "done",
-        };
-        let saved =
-            self.train_dir.as_ref().map(|dir| format!(", saved in {}", dir.path().display()));
-        note(&format!("{end}: step {step} after {took:.1} s{}", saved.unwrap_or_default()));
-        Ok(match outcome {
-            Outcome::Interrupted(signal) => 128 + signal as u8,
-            Outcome::Finished | Outcome::Failed => 0,
-        })
-    }
-
-    /// What the chief writes: configuration, summaries, evaluations, checkpoints, metrics.
-    fn keep_records(
-        &mut self,
-        assembly: &Assembly,
-        start_step: u64,
-        saved_step: u64,
-        hooks: &mut Vec<Box<dyn Hook>>,
-        reports: &mut Vec<Box<dyn Report>>,
-    ) -> Result<()> {
-        let Some(train_dir) = &self.train_dir else { return Ok(()) };
-        let config = &self.resolved.config;
-        if self.args.overwrite {
-            train_dir.clear()?;
-        }
-        let (dir, clock) = (train_dir.path(), &self.clock);
-        let text = run_yaml(&self.resolved);
-        write_atomic(&dir.join(RUN_FILE), |file| std::io::Write::write_all(file, text.as_bytes()))?;
-        hooks.push(Box::new(SummaryHook::new(config.train.summary_every, start_step)));
-        let keep = &config.train.checkpoint;
-        let retention =
-            Retention { newest: keep.keep as usize, every_hours: keep.keep_every_hours };
-        hooks.push(Box::new(CheckpointHook::new(
-            CheckpointStore::open(dir, retention, clock.clone())?,
-            metadata(config, &self.compiled, self.source.classes()),
-            keep.every_secs,
-            keep.every_steps,
-            clock.clone(),
-            saved_step,
-        )));
-        // After the checkpoint: an evaluation that is cut short costs no step.
-        if let Some((every, held_out)) = self.held_out.take() {
-            let evaluator = Evaluator::new(&*self.model, &*assembly.host, config.data.batch_size)?;
-            hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
-        }
-        let mut events = EventWriter::create(dir, &hostname(), clock.clone())?;
-        events.session_start(start_step)?;
-        let metrics = MetricsWriter::open(dir)?;
-        reports.push(Box::new(MetricsReport::new(metrics, start_step, clock.clone())?));
-        reports.push(Box::new(EventsReport::new(events, self.model.features())));
-        Ok(())
-    }
 }
 
 fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<Layers> {
@@ -342,37 +175,6 @@ fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
     Ok(())
 }
 
-/// The newest checkpoint of a run that is resumed, and how many examples it had consumed.
-fn load_start(dir: &Path) -> Result<Option<(State, u64)>> {
-    let Some(Loaded { path, state, metadata }) = setup::newest_checkpoint(dir)? else {
-        note(&format!("{} holds no checkpoint: starting at step 0", dir.display()));
-        return Ok(None);
-    };
-    let position = metadata.get("position").and_then(|p| p.parse().ok());
-    let position = position.with_context(|| {
-        format!(
-            "{} does not tell its data position; it was written by another program",
-            path.display()
-        )
-    })?;
-    note(&format!("resuming {} at step {}", path.display(), state.global_step));
-    Ok(Some((state, position)))
-}
-
-fn metadata(
-    config: &RunConfig,
-    compiled: &Compiled,
-    classes: &[String],
-) -> BTreeMap<String, String> {
-    BTreeMap::from([
-        ("model".to_owned(), config.model.name.to_string()),
-        ("data".to_owned(), config.data.name.to_string()),
-        ("layout".to_owned(), format!("{:016x}", compiled.table().fingerprint())),
-        ("seed".to_owned(), config.seed.to_string()),
-        ("classes".to_owned(), classes.join(",")),
-    ])
-}
-
 /// A number that becomes that of the first signal; a second signal ends the process at once, which loses nothing that
 /// was saved, since files are replaced by renaming.
 pub(super) fn signals() -> Result<Arc<AtomicUsize>> {
@@ -388,9 +190,4 @@ pub(super) fn signals() -> Result<Arc<AtomicUsize>> {
             .with_context(context)?;
     }
     Ok(number)
-}
-
-fn hostname() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }

@@ -75,6 +75,15 @@ impl Accumulator {
         self.members.iter().map(|member| member.tally)
     }
 
+    /// The workers that live and have a gradient to give to this round.
+    pub fn awaited(&self) -> Vec<usize> {
+        let owes = |worker: &usize| {
+            let member = &self.members[*worker];
+            self.is_awaited(member) && member.given < self.share_of(*worker)
+        };
+        (0..self.members.len()).filter(owes).collect()
+    }
+
     /// A worker offers a gradient, the mean over `examples`, that it computed on the variables of step `computed_at`.
     pub fn offer(&mut self, worker: usize, computed_at: u64, examples: u64) -> Vec<Effect> {
         let share = self.share_of(worker);

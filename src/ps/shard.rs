@@ -101,6 +101,14 @@ impl Shard {
         }
     }
 
+    /// The workers without whose gradients the round at hand does not end.
+    pub fn awaited(&self) -> Vec<usize> {
+        match &self.rule {
+            Rule::Async { .. } => Vec::new(),
+            Rule::Sync(accumulator) => accumulator.awaited(),
+        }
+    }
+
     /// The chief's first values, at step 0. Refused where variables live, unless the incarnation is newer than theirs.
     pub fn initialize(&mut self, incarnation: u64, values: &[f32]) -> Result<Vec<Effect>, PsError> {
         self.may_replace(incarnation)?;

@@ -22,11 +22,17 @@ pub struct Timeouts {
     pub rendezvous: Duration,
     /// Between beats; a peer is lost after two without an answer.
     pub heartbeat: Duration,
+    /// Whether those who are awaited have been here before.
+    pub again: bool,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { rendezvous: Duration::from_secs(60), heartbeat: Duration::from_secs(2) }
+        Self {
+            rendezvous: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(2),
+            again: false,
+        }
     }
 }
 
@@ -121,7 +127,8 @@ impl Peer {
             }
             if start.elapsed() >= timeouts.rendezvous {
                 let waited_secs = start.elapsed().as_secs_f64();
-                return Err(RpcError::Missing { missing, waited_secs, last });
+                let again = timeouts.again;
+                return Err(RpcError::Missing { missing, again, waited_secs, last });
             }
             if told.elapsed() >= Duration::from_secs(3) {
                 told = tokio::time::Instant::now();

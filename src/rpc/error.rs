@@ -7,14 +7,16 @@ use crate::cluster::TaskId;
 /// What can go wrong between tasks. Every variant names the task.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RpcError {
-    /// A peer never came. Exit code 4.
+    /// A peer never came, exit code 4, or did not come back, exit code 5.
     #[error(
-        "{} did not come within {waited_secs:.0} s: {last}; start it, or raise --rendezvous-timeout",
-        list(missing)
+        "{} did not come {}within {waited_secs:.0} s: {last}; start it, or raise --rendezvous-timeout",
+        list(missing), if *again { "back " } else { "" }
     )]
     Missing {
         /// Who.
         missing: Vec<(TaskId, String)>,
+        /// Whether it was there before.
+        again: bool,
         /// How long it was waited for.
         waited_secs: f64,
         /// The last error of the first of them.
@@ -127,8 +129,8 @@ impl RpcError {
     pub fn code(&self) -> u8 {
         match self {
             Self::Listen { .. } | Self::Credentials(_) => 2,
-            Self::Missing { .. } => 4,
-            Self::Lost { .. } | Self::Protocol { .. } => 5,
+            Self::Missing { again: false, .. } => 4,
+            Self::Missing { again: true, .. } | Self::Lost { .. } | Self::Protocol { .. } => 5,
             Self::Refused { .. } | Self::Exposed { .. } => 8,
             Self::Stopped { code, .. } => *code,
             Self::Runtime(_) => 1,

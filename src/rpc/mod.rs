@@ -27,7 +27,7 @@ pub use control::Identity;
 pub use error::RpcError;
 pub use members::{Departure, Failure, Members};
 pub use parameters::ParameterServer;
-pub use remote_store::RemoteStore;
+pub use remote_store::{RemoteStore, Standing};
 pub use runtime::Runtime;
 pub use security::Security;
 pub use server::{Server, Services, listen};

@@ -90,6 +90,23 @@ impl ParameterServer {
         self.workers.iter().cloned().zip(self.lock().shard.tallies()).collect()
     }
 
+    /// A number that changes with every gradient, and where the variables stand, in words.
+    pub fn standing(&self) -> (u64, String) {
+        let inner = self.lock();
+        let tallies = inner.shard.tallies();
+        let gradients: u64 = tallies.iter().map(|tally| tally.applied + tally.stale).sum();
+        let Some(version) = inner.shard.version() else {
+            return (0, "waiting for the chief's values".to_owned());
+        };
+        let awaited: Vec<String> =
+            inner.shard.awaited().into_iter().map(|w| self.workers[w].to_string()).collect();
+        let awaited = match awaited.is_empty() {
+            true => String::new(),
+            false => format!(", waiting for gradients of {}", awaited.join(", ")),
+        };
+        (1 + gradients + version.step, format!("at step {}{awaited}", version.step))
+    }
+
     /// Serves until all workers are done or the run has failed.
     pub async fn run(self: Arc<Self>, attendance: Attendance<'_>) -> Option<Failure> {
         attend(&self.members, attendance, || self.follow(&mut self.lock())).await

@@ -10,11 +10,23 @@ use tonic::Response;
 use super::channel::Peer;
 use super::control::Identity;
 use super::proto::variables_client::VariablesClient;
-use super::proto::{Header, PullRequest, PushReply, VersionRequest};
+use super::proto::{Header, PullRequest, PushReply, VersionReply, VersionRequest};
 use super::security::Line;
 use super::{RpcError, Runtime, chunks};
+use crate::cluster::TaskId;
 use crate::device::Slab;
 use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
+
+/// What the ps tasks of a cluster hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing yet.
+    Empty,
+    /// Values of the same incarnation, the oldest of this step.
+    Living(u64),
+    /// Some have values, but this one has none or older ones: it restarted, or others were restored without it.
+    Torn(TaskId),
+}
 
 /// One ps task as a worker sees it.
 struct Shard {
@@ -63,28 +75,26 @@ impl RemoteStore {
         Self { runtime, identity, shards, slab, layout, global_step: 0, synchronous }
     }
 
-    /// The step of living variables; `None` when no ps task has values yet.
-    pub fn version(&mut self) -> Result<Option<u64>, RpcError> {
+    /// What the ps tasks hold now.
+    pub fn standing(&mut self) -> Result<Standing, RpcError> {
         let replies = self.each(move |mut shard| async move {
             let asked = shard.client.version(VersionRequest { wait: false });
             let reply = shard.peer.within(asked).await.map(|reply| reply.into_inner());
             (shard, reply)
         })?;
-        let ready: Vec<u64> = replies.iter().filter(|r| r.ready).map(|r| r.step).collect();
-        self.global_step = ready.iter().copied().min().unwrap_or(0);
-        // A ps task that restarted empty beside living ones is no fresh start.
-        match ready.len() {
-            0 => Ok(None),
-            n if n == replies.len() => Ok(Some(self.global_step)),
-            _ => {
-                let empty = replies.iter().position(|r| !r.ready).unwrap_or(0);
-                let task = self.shards[empty].peer.task.clone();
-                let reason =
-                    "it restarted without variables while others kept theirs; restart all \
-                              ps tasks and resume from the checkpoint"
-                        .to_owned();
-                Err(RpcError::Refused { task, reason })
-            }
+        let standing = self.compare(&replies);
+        self.global_step = if let Standing::Living(step) = standing { step } else { 0 };
+        Ok(standing)
+    }
+
+    /// Whether all replies are of the same values.
+    fn compare(&self, replies: &[VersionReply]) -> Standing {
+        let newest = replies.iter().filter(|r| r.ready).map(|r| r.incarnation).max();
+        let Some(newest) = newest else { return Standing::Empty };
+        let is_old = |reply: &VersionReply| !reply.ready || reply.incarnation != newest;
+        match replies.iter().position(is_old) {
+            Some(i) => Standing::Torn(self.shards[i].peer.task.clone()),
+            None => Standing::Living(replies.iter().map(|r| r.step).min().unwrap_or(0)),
         }
     }
 
@@ -93,15 +103,20 @@ impl RemoteStore {
         let replies = self.each(move |mut shard| async move {
             let asked = shard.client.version(VersionRequest { wait: true });
             let reply = match tokio::time::timeout(patience, shard.peer.within(asked)).await {
-                Ok(reply) => reply.map(|reply| Some(reply.into_inner().step)),
+                Ok(reply) => reply.map(|reply| Some(reply.into_inner())),
                 Err(_) => Ok(None),
             };
             (shard, reply)
         })?;
-        let steps: Option<Vec<u64>> = replies.into_iter().collect();
-        let step = steps.and_then(|steps| steps.into_iter().min());
-        self.global_step = step.unwrap_or(0);
-        Ok(step)
+        let replies: Option<Vec<VersionReply>> = replies.into_iter().collect();
+        let Some(replies) = replies else { return Ok(None) };
+        let Standing::Living(step) = self.compare(&replies) else {
+            // Some hold what the chief is about to replace.
+            self.runtime.block_on(async { tokio::time::sleep(patience).await });
+            return Ok(None);
+        };
+        self.global_step = step;
+        Ok(Some(step))
     }
 
     /// The lowest step of the ps tasks as they were last pulled.

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio_stream::{Stream, StreamExt};
@@ -63,6 +64,7 @@ impl Served {
 pub struct TowerServer {
     own: TaskId,
     towers: Vec<Arc<Mutex<Served>>>,
+    served: AtomicU64,
 }
 
 impl TowerServer {
@@ -90,7 +92,12 @@ impl TowerServer {
             })))
         };
         let towers = towers.into_iter().map(served).collect::<Result<_, DeviceError>>()?;
-        Ok(Arc::new(Self { own, towers }))
+        Ok(Arc::new(Self { own, towers, served: AtomicU64::new(0) }))
+    }
+
+    /// Micro-batches so far.
+    pub fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
     }
 
     fn tower(&self, index: u32) -> Result<OwnedMutexGuard<Served>, Status> {
@@ -133,6 +140,7 @@ impl Towers for Arc<TowerServer> {
         let observe = asked.await?.observe;
         let tower = held.ok_or_else(|| Status::internal("a tower is held for its batch"))?;
         let ((), tower) = self.work(tower, move |tower| tower.compute(observe)).await?;
+        self.served.fetch_add(1, Ordering::Relaxed);
         let header = Header { losses: tower.losses.clone(), ..Header::default() };
         let gradients = tower.gradients.as_host().unwrap_or_default();
         Ok(Response::new(Box::pin(chunks::split(header, gradients).map(Ok))))

@@ -69,7 +69,8 @@ pub fn update_mode(config: &RunConfig, trainers: usize) -> Mode {
             let rounds = Rounds {
                 workers: trainers,
                 aggregate: aggregate.map_or(trainers, |n| n as usize),
-                when_short: WhenShort::GoOn { min: 1 },
+                // Who lost another task comes back soon, so that none may be left for a moment.
+                when_short: WhenShort::GoOn { min: 0 },
             };
             Mode::Sync(Accumulator::new(rounds, 0))
         }

@@ -8,6 +8,7 @@ mod duty;
 mod eval;
 mod hooks;
 mod meter;
+mod progress;
 mod report;
 mod strategy;
 mod supervisor;
@@ -17,6 +18,7 @@ pub use duty::{Duty, Training, computing_tasks, duty, has_client, settle_mode, u
 pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
 pub use hooks::{CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell};
 pub use meter::{Line, Meter};
+pub use progress::{Phase, Progress};
 pub use report::{EventsReport, Happening, MetricsReport, Report, Summary};
 pub use strategy::{Assembly, Fabric, LocalTowers, Part, assemble, local_towers, store_settings};
 pub use supervisor::{Outcome, Supervisor};

@@ -336,6 +336,7 @@ impl Build<'_> {
         let n_losses = loss_names.len();
         Ok(Trainer {
             clock: self.clock.clone(),
+            progress: Arc::default(),
             input,
             towers,
             first_tower,

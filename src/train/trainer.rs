@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
+use super::progress::{Phase, Progress};
 use crate::data::{Batch, InputPipeline};
 use crate::device::Slab;
 use crate::graph::VarTable;
@@ -17,6 +18,7 @@ use crate::util::clock::Clock;
 /// Everything a step needs. In every mode the same; the mode decided what is plugged in.
 pub struct Trainer {
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) progress: Arc<Progress>,
     pub(super) input: InputPipeline,
     pub(super) towers: Vec<Box<dyn Tower>>,
     /// The number of the first of them among all of the run.
@@ -99,6 +101,7 @@ impl Trainer {
     pub fn step(&mut self, observe: bool) -> Result<StepReport> {
         let step = self.store.global_step();
         let start = self.clock.monotonic();
+        self.progress.enter(step, Phase::Input);
         for batch in &mut self.batches {
             self.input.recycle(std::mem::take(batch));
         }
@@ -106,13 +109,17 @@ impl Trainer {
             *batch = self.input.next()?;
         }
         let fed = self.clock.monotonic();
+        self.progress.enter(step, Phase::Compute);
         self.compute(step, observe)?;
         let computed = self.clock.monotonic();
+        self.progress.enter(step, Phase::Reduce);
         self.reducer.reduce(&mut self.grads)?;
         let reduced = self.clock.monotonic();
+        self.progress.enter(step, Phase::Apply);
         let share = Contribution { examples: self.examples_per_step(), loss: self.mean_losses[0] };
         let applied = self.store.apply(self.reducer.mean(&self.grads), share)?;
         let end = self.clock.monotonic();
+        self.progress.enter(applied.global_step, Phase::Hooks);
         Ok(StepReport {
             step,
             global_step: applied.global_step,
@@ -188,6 +195,11 @@ impl Trainer {
     /// Examples of a step over all towers and micro-batches.
     pub fn examples_per_step(&self) -> usize {
         self.batch_size * self.batches.len()
+    }
+
+    /// Tells `progress` of each phase from now on.
+    pub fn tell(&mut self, progress: Arc<Progress>) {
+        self.progress = progress;
     }
 
     /// Updates so far, those of other towers included.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 
 use crate::support::{Live, Space, cluster};
@@ -18,15 +18,19 @@ struct Tasks {
     worker: Live,
 }
 
+/// What a worker that is not chief prints: a line for each of its steps.
+const WORKER: &str = "worker.out";
+
 fn task(space: &Space, job: &str, index: usize, flags: &str) -> Live {
-    let run = if (job, index) == ("worker", 0) { "--train-dir run --log-every 1" } else { "" };
-    space.start(&format!(
-        "train --config cluster.yaml --job-name {job} --task-index {index} --summary-every 0 {run} {flags}"
+    let run = if (job, index) == ("worker", 0) { "--train-dir run" } else { "" };
+    let file = if (job, index) == ("worker", 1) { WORKER } else { "other.out" };
+    space.start_into(file, &format!(
+        "train --config cluster.yaml --job-name {job} --task-index {index} --summary-every 0 --log-every 1 {run} {flags}"
     ))
 }
 
 impl Tasks {
-    /// Starts them and waits for some steps.
+    /// Starts them and waits for some steps of both workers.
     fn start(mode: &str, ps: usize, flags: &str) -> Self {
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
@@ -35,6 +39,7 @@ impl Tasks {
         let worker = task(&space, "worker", 1, flags);
         let mut tasks = Self { space, ps, chief, worker };
         tasks.steps(10);
+        tasks.worker.until(|| tasks.space.lines(WORKER) > 3);
         tasks
     }
 
@@ -81,16 +86,16 @@ fn a_signal_to_any_task_ends_all_with_its_code() {
 #[test]
 fn a_killed_task_is_named_or_left_behind() {
     for (mode, ps) in MODES {
-        // A parameter server: nobody can go on.
+        // A parameter server that does not come back: nobody can go on.
         if ps > 0 {
-            let mut tasks = Tasks::start(mode, ps, &format!("{ENDLESS} --save-steps 5"));
+            let flags = format!("{ENDLESS} --save-steps 5 --rendezvous-timeout 2");
+            let mut tasks = Tasks::start(mode, ps, &flags);
             tasks.ps.remove(0).kill();
-            tasks.chief.ended().code(5).says(&["lost ps:0"]);
-            // Asynchronous steps wait for nobody, so the worker may not have met the server yet.
-            let worker = tasks.worker.ended();
-            let met = mode != "ps-async" || worker.code != 4;
-            worker.code(if met { 5 } else { 4 }).says(&["ps:0"]);
-            tasks.ps.into_iter().for_each(|ps| _ = ps.ended().code(5).says(&["lost ps:0"]));
+            let words =
+                ["waiting for it to come back", "did not come back within 2 s", "lost ps:0"];
+            tasks.chief.ended().code(5).says(&words);
+            tasks.worker.ended().code(5).says(&words);
+            tasks.ps.into_iter().for_each(|ps| _ = ps.ended().code(5));
             consistent(&tasks.space);
         }
         // A worker.
@@ -110,20 +115,123 @@ fn a_killed_task_is_named_or_left_behind() {
 }
 
 #[test]
-fn a_silent_worker_is_left_out_and_stops_nobody_when_it_wakes() {
+fn a_parameter_server_that_comes_back_empty_is_restored() {
+    for (mode, ps) in [("ps-sync", 1), ("ps-sync", 2), ("ps-async", 1)] {
+        let flags = format!("{ENDLESS} --save-steps 5");
+        let mut tasks = Tasks::start(mode, ps, &flags);
+        tasks.chief.until(|| tasks.space.checkpoints("run").len() > 1);
+        tasks.ps.remove(0).kill();
+        let saved = *tasks.space.checkpoints("run").last().unwrap();
+        tasks.ps.insert(0, task(&tasks.space, "ps", 0, &flags));
+        let seen = tasks.space.lines(WORKER);
+        // Both go on from where the last checkpoint was, never from step 0.
+        tasks.chief.until(|| *tasks.space.steps("run", "step").last().unwrap() > saved + 50);
+        tasks.worker.until(|| tasks.space.lines(WORKER) > seen + 20);
+        tasks.chief.signal("TERM");
+        let Tasks { space, ps, chief, worker } = tasks;
+        chief.ended().code(143).says(&["lost ps:0", "restoring the parameter servers at step"]);
+        worker.ended().code(143).says(&["lost ps:0"]);
+        ps.into_iter().for_each(|ps| _ = ps.ended().code(143));
+        consistent(&space);
+    }
+}
+
+#[test]
+fn variables_that_were_never_saved_are_not_made_anew() {
+    let mut tasks = Tasks::start("ps-sync", 1, ENDLESS);
+    tasks.ps.remove(0).kill();
+    let ps = task(&tasks.space, "ps", 0, ENDLESS);
+    let words = ["ps:0", "no checkpoint to restore"];
+    tasks.chief.ended().code(5).says(&words);
+    tasks.worker.ended().code(5).says(&words);
+    ps.ended().code(5);
+}
+
+#[test]
+fn a_silent_worker_is_left_out_and_joins_again_when_it_wakes() {
     let mut tasks = Tasks::start("ps-sync", 2, ENDLESS);
     tasks.worker.signal("STOP");
     // What was on its way, then nothing until it counts as lost.
     tasks.steps(100);
+    let seen = tasks.space.lines(WORKER);
     tasks.worker.signal("CONT");
-    let Tasks { space, ps, mut chief, worker } = tasks;
-    worker.ended().code(5).says(&["lost ps:"]);
-    let steps = space.steps_so_far("run") + 50;
-    chief.until(|| space.steps_so_far("run") >= steps);
-    chief.signal("TERM");
+    tasks.worker.until(|| tasks.space.lines(WORKER) > seen + 20);
+    tasks.steps(20);
+    tasks.chief.signal("TERM");
+    let Tasks { space, ps, chief, worker } = tasks;
     chief.ended().code(143);
+    worker.ended().code(143).says(&["lost ps:"]);
     ps.into_iter().for_each(|ps| _ = ps.ended().code(143));
     consistent(&space);
+}
+
+#[test]
+fn a_silent_parameter_server_is_found_again_with_its_variables() {
+    let mut tasks = Tasks::start("ps-sync", 1, ENDLESS);
+    tasks.ps[0].signal("STOP");
+    let seen = tasks.space.lines(WORKER);
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    tasks.ps[0].signal("CONT");
+    tasks.worker.until(|| tasks.space.lines(WORKER) > seen + 20);
+    tasks.steps(20);
+    tasks.chief.signal("TERM");
+    let Tasks { space, ps, chief, worker } = tasks;
+    chief.ended().code(143).says(&["live at step"]);
+    worker.ended().code(143);
+    ps.into_iter().for_each(|ps| _ = ps.ended().code(143));
+    consistent(&space);
+}
+
+#[test]
+fn a_client_and_those_who_compute_for_it_end_together() {
+    let start = || {
+        let space = Space::new();
+        cluster(&space, "cluster.yaml", 0, 2, "  mode: in-graph\n");
+        let serve = |index| {
+            space.start(&format!(
+                "serve --config cluster.yaml {ENDLESS} --job-name worker --task-index {index}"
+            ))
+        };
+        let workers = [serve(0), serve(1)];
+        let mut client = space.start(&format!(
+            "train --config cluster.yaml {ENDLESS} --train-dir run --log-every 1 --summary-every 0"
+        ));
+        client.until(|| space.steps_so_far("run") > 10);
+        (space, client, workers)
+    };
+    let (space, client, workers) = start();
+    workers[1].signal("TERM");
+    client.ended().code(143).says(&["saved in run"]);
+    workers.into_iter().for_each(|worker| _ = worker.ended().code(143));
+    assert_eq!(space.checkpoints("run").len(), 1);
+
+    let (_space, client, [one, other]) = start();
+    other.kill();
+    client.ended().code(5).says(&["lost worker:1"]);
+    one.ended().code(5).says(&["lost worker:1"]);
+
+    let (_space, client, workers) = start();
+    client.kill();
+    workers.into_iter().for_each(|worker| _ = worker.ended().code(5).says(&["client:0 is gone"]));
+}
+
+#[test]
+fn who_stands_still_says_where() {
+    let flags = format!("{ENDLESS} --stall-timeout 1");
+    let tasks = Tasks::start("ps-sync", 1, &flags);
+    tasks.worker.signal("STOP");
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    tasks.worker.signal("CONT");
+    tasks.chief.signal("TERM");
+    let Tasks { ps, chief, .. } = tasks;
+    chief.ended().code(143).says(&[
+        "worker:0 on ",
+        "nothing has moved for",
+        "updating the variables",
+    ]);
+    ps.into_iter().for_each(|ps| {
+        ps.ended().code(143).says(&["nothing has moved", "waiting for gradients of worker:1"]);
+    });
 }
 
 #[test]
@@ -156,18 +264,23 @@ fn child(launch: &Live, job: &str, index: usize) -> u32 {
 }
 
 #[test]
-fn launch_starts_a_killed_worker_again() {
-    for (mode, index) in [("ps-sync", 1), ("ps-sync", 0), ("ps-async", 1)] {
+fn launch_starts_a_killed_task_again() {
+    for (mode, job, index) in [
+        ("ps-sync", "worker", 1),
+        ("ps-sync", "worker", 0),
+        ("ps-async", "worker", 1),
+        ("ps-sync", "ps", 1),
+    ] {
         let space = Space::new();
         cluster(&space, "cluster.yaml", 2, 2, &format!("  mode: {mode}\n"));
         let mut launch = space.start(
             "launch --config cluster.yaml --restart 1 -- --train-dir run --log-every 1 --max-steps 3000 \
-             --summary-every 0",
+             --summary-every 0 --save-steps 10",
         );
-        launch.until(|| space.steps_so_far("run") > 10);
-        let kill = format!("kill -KILL {}", child(&launch, "worker", index));
+        launch.until(|| space.checkpoints("run").len() > 1);
+        let kill = format!("kill -KILL {}", child(&launch, job, index));
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
-        launch.ended().code(0).says(&["restarting worker"]);
+        launch.ended().code(0).says(&[&format!("restarting {job}:{index}")]);
         consistent(&space);
         assert_eq!(space.checkpoints("run").last(), Some(&3000));
     }
@@ -203,11 +316,11 @@ fn a_signal_is_heard_while_others_are_awaited() {
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
         let worker = task(&space, "worker", 1, "");
-        // Its address is taken once it listens, which it does after it hears signals.
+        // It listens after it hears signals.
         let text = fs::read_to_string(space.path("cluster.yaml")).unwrap();
         let address = text.rsplit('"').nth(1).unwrap().to_owned();
         let mut worker = worker;
-        worker.until(|| TcpListener::bind(&address).is_err());
+        worker.until(|| TcpStream::connect(&address).is_ok());
         worker.signal("TERM");
         worker.ended().code(143).says(&["interrupted by signal 15"]);
     }

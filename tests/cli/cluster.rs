@@ -89,7 +89,7 @@ fn a_dead_parameter_server_is_named() {
         .start("train --config cluster.yaml --job-name ps --task-index 0 --max-steps 100000000");
     let mut worker = space.start(
         "train --config cluster.yaml --job-name worker --task-index 0 --train-dir run --log-every 1 \
-         --max-steps 100000000",
+         --max-steps 100000000 --rendezvous-timeout 2",
     );
     worker.until(|| space.steps_so_far("run") > 5);
     ps.kill();

@@ -102,6 +102,17 @@ impl Space {
         Live(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
+    /// As [`Space::start`], with the lines of stdout in a file.
+    pub(crate) fn start_into(&self, file: &str, args: &str) -> Live {
+        let out = fs::File::create(self.path(file)).unwrap();
+        Live(self.command(args).stdout(out).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// How many lines a file has.
+    pub(crate) fn lines(&self, file: &str) -> usize {
+        fs::read_to_string(self.path(file)).map_or(0, |text| text.lines().count())
+    }
+
     /// A CIFAR-10 folder: 5 batches of `records` pictures, and `held_out` ones to measure on. Labels go round, and the
     /// brightness of a picture tells its label.
     pub(crate) fn pictures(&self, name: &str, records: usize, held_out: usize) {
