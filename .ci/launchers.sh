@@ -12,7 +12,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 # Debian has munged and the daemons where only root looks.
 export PATH=$PATH:/usr/sbin:/sbin
-if ! command -v slurmctld slurmd munged mpirun unshare ip > /dev/null; then
+if ! type sbatch slurmctld slurmd munged mpirun unshare ip > /dev/null 2>&1; then
   if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
     slurm-wlm munge openmpi-bin util-linux iproute2; } > /tmp/launchers-apt.log 2>&1; then
     tail -n 5 /tmp/launchers-apt.log
