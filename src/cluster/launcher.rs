@@ -2,14 +2,21 @@
 //!
 //! A launcher tells each process its rank and the number of ranks. Where it also tells the hosts,
 //! rank r is `worker:r` at *the host of r*, port *base + r*. The base is `MASTER_PORT` (plus one
-//! where torchrun's agent listens there itself), else 20000 + job id mod 20000, the job id being
-//! `SLURM_JOB_ID`, else Open MPI's, else 0. Slurm's ranks fill its node list in blocks, its
-//! default. torchrun and Open MPI name one host at most, so only a job on one host is derived.
+//! where torchrun's agent listens there itself), else 20000 + 64 (job id mod 199), the job id being
+//! `SLURM_JOB_ID`, else Open MPI's, else 0: jobs that share a host mostly have ids in a row, and get
+//! 64 ports each. Slurm's ranks fill its node list in blocks, its default. torchrun and Open MPI
+//! name one host at most, so only a job on one host is derived.
 
 use crate::cluster::task_id::parse_index;
 use crate::cluster::{
     ClusterError, ClusterSpec, Found, Lookup, TaskId, address, expand_nodelist, nodelist,
 };
+
+/// Derived ports stay below 32768, from where systems take those of outgoing connections.
+const FIRST_PORT: u32 = 20_000;
+const PORTS_OF_A_JOB: u32 = 64;
+/// A prime, as Open MPI's ids are multiples of 65536, plus one.
+const JOBS: u32 = 199;
 
 /// torchrun's `RANK` and `WORLD_SIZE`, if set.
 pub(crate) fn torchrun(env: Lookup<'_>) -> Result<Option<Found>, ClusterError> {
@@ -111,7 +118,7 @@ fn base_port(env: Lookup<'_>) -> Result<u32, ClusterError> {
         None => number(env, "OMPI_MCA_ess_base_jobid")?,
         job => job,
     };
-    Ok(20_000 + job.unwrap_or(0) % 20_000)
+    Ok(FIRST_PORT + PORTS_OF_A_JOB * (job.unwrap_or(0) % JOBS))
 }
 
 /// On one host ranks and local ranks are the same.
@@ -202,10 +209,10 @@ mod tests {
             ("SLURM_JOB_NODELIST", "n[1-2],m"),
             ("SLURM_JOB_ID", "40007"),
         ];
-        let even = r#"["n1:20007","n1:20008","n2:20009","n2:20010","m:20011"]"#;
+        let even = r#"["n1:20512","n1:20513","n2:20514","n2:20515","m:20516"]"#;
         assert_eq!(place(&one(&vars)), format!(r#"worker:4 {{"worker":{even}}}"#));
         vars.push(("SLURM_TASKS_PER_NODE", "1(x2),3"));
-        let told = r#"["n1:20007","n2:20008","m:20009","m:20010","m:20011"]"#;
+        let told = r#"["n1:20512","n2:20513","m:20514","m:20515","m:20516"]"#;
         assert_eq!(place(&one(&vars)), format!(r#"worker:4 {{"worker":{told}}}"#));
         vars[4].1 = "1(x2)";
         assert_eq!(
@@ -217,10 +224,30 @@ mod tests {
         // Started by Slurm, yet the inner launcher's rank counts.
         vars.extend([("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")]);
         let found = one(&vars);
-        assert_eq!(place(&found), r#"worker:0 {"worker":["127.0.0.1:20007","127.0.0.1:20008"]}"#);
+        assert_eq!(place(&found), r#"worker:0 {"worker":["127.0.0.1:20512","127.0.0.1:20513"]}"#);
         assert_eq!(found.source, "Open MPI");
         vars.push(("OMPI_COMM_WORLD_LOCAL_SIZE", "1"));
         assert_eq!(place(&one(&vars)), "worker:0 -");
+    }
+
+    #[test]
+    fn jobs_in_a_row_share_no_port() {
+        let ports = |job: u32| {
+            let job = job.to_string();
+            let vars = [
+                ("SLURM_PROCID", "0"),
+                ("SLURM_NTASKS", "64"),
+                ("SLURM_JOB_NODELIST", "n"),
+                ("SLURM_JOB_ID", &job),
+            ];
+            let spec = one(&vars).spec.unwrap();
+            spec.all().map(|(_, address)| address.to_owned()).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = (4000..4199).flat_map(ports).collect();
+        assert!(all.iter().all(|address| ("n:20000".."n:32768").contains(&address.as_str())));
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 199 * 64);
     }
 
     #[test]

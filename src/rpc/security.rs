@@ -81,11 +81,17 @@ impl Security {
     /// [`RpcError::Listen`] for a name that does not resolve, [`RpcError::Exposed`] where others could reach an open task.
     pub(super) fn admit(&self, task: &TaskId, address: &str) -> Result<Vec<SocketAddr>, RpcError> {
         let (task, address) = (task.clone(), address.to_owned());
-        let resolved: Vec<SocketAddr> = match address.to_socket_addrs() {
-            Ok(resolved) => resolved.collect(),
-            Err(error) => {
-                return Err(RpcError::Listen { task, address, reason: error.to_string() });
+        let mut tries = 0;
+        let resolved: Vec<SocketAddr> = loop {
+            match address.to_socket_addrs() {
+                Ok(resolved) => break resolved.collect(),
+                Err(error) if tries == RESOLVE_TRIES => {
+                    return Err(RpcError::Listen { task, address, reason: error.to_string() });
+                }
+                // A name server may hear late of a host that has just started.
+                Err(_) => std::thread::sleep(RESOLVE_PAUSE),
             }
+            tries += 1;
         };
         let open = self.token.is_none() && self.tls.is_none();
         let local = resolved.iter().all(|address| address.ip().to_canonical().is_loopback());
@@ -131,6 +137,10 @@ impl Security {
         Guard { token: self.token.clone(), refusals }
     }
 }
+
+/// How often a task asks again for its own address, and the pause before.
+const RESOLVE_TRIES: u32 = 20;
+const RESOLVE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Adds the token to every call.
 #[derive(Clone)]
