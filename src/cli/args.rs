@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use super::cluster_args::ClusterArgs;
 
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
     Predict(PredictArgs),
     /// Measure examples per second and their parts
-    Bench(BenchArgs),
+    Bench(super::bench::BenchArgs),
     /// List the devices and the CUDA libraries that were found
     Devices,
     /// Look into a file that the program reads or writes
@@ -276,73 +276,6 @@ pub(crate) struct PredictArgs {
     /// Pictures to take from a record file
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) records: usize,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) what: BenchWhat,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchWhat {
-    /// Whole training steps, on synthetic pictures unless --data-dir is given
-    Step(StepBenchArgs),
-    /// The input pipeline alone
-    Input(InputBenchArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct StepBenchArgs {
-    /// cifar10 or line
-    #[arg(long, default_value = "cifar10")]
-    pub(crate) model: String,
-    /// Timed steps
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = value_parser!(u64).range(1..))]
-    pub(crate) num_batches: u64,
-    /// Untimed steps before them
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(crate) num_warmup_batches: u64,
-    /// Steps between lines
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(crate) display_every: u64,
-    /// One JSON object at the end instead of lines
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// CPU towers
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) num_towers: u64,
-    /// Examples per tower [the model's default]
-    #[arg(long, value_name = "N")]
-    pub(crate) batch_size: Option<u64>,
-    /// Threads of all towers together [all cores]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<u64>,
-    /// Where the data set lies
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data_dir: Option<String>,
-    /// Any setting of the configuration
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct InputBenchArgs {
-    /// Timed batches
-    #[arg(long, value_name = "N", default_value_t = 500, value_parser = value_parser!(u64).range(1..))]
-    pub(crate) num_batches: u64,
-    /// Examples per batch
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = value_parser!(u32).range(1..))]
-    pub(crate) batch_size: u32,
-    /// Threads that prepare input
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..))]
-    pub(crate) input_threads: u32,
-    /// Where CIFAR-10 lies [synthetic pictures]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data_dir: Option<PathBuf>,
-    /// One JSON object instead of lines
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

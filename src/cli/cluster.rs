@@ -63,6 +63,7 @@ pub(super) fn identity(
         ("cluster.mode".to_owned(), cluster.mode.to_string()),
         ("cluster.placement".to_owned(), cluster.placement.to_string()),
         ("cluster.exchange".to_owned(), cluster.exchange.to_string()),
+        ("cluster.wire".to_owned(), cluster.wire.to_string()),
         ("cluster.max_staleness".to_owned(), format!("{:?}", cluster.max_staleness)),
         (
             "cluster.replicas_to_aggregate".to_owned(),

@@ -152,6 +152,18 @@ choice! {
 }
 
 choice! {
+    /// How the floats of gradients travel between workers.
+    Wire {
+        /// As they are.
+        F32 = "f32",
+        /// Rounded to bfloat16: half the bytes, 8 bits of precision, the range of f32.
+        Bf16 = "bf16",
+        /// Rounded to IEEE half precision: half the bytes, 11 bits of precision, infinite from 65,520.
+        F16 = "f16",
+    }
+}
+
+choice! {
     /// The number format of activations and gradients.
     Precision {
         /// IEEE single precision.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{ClusterMode, Exchange, Placement};
+use super::choice::{ClusterMode, Exchange, Placement, Wire};
 use crate::cluster::ClusterSpec;
 
 /// Who trains together, and how. Without jobs there is no cluster.
@@ -21,6 +21,8 @@ pub struct ClusterConfig {
     pub placement: Placement,
     /// Which way gradients take in a collective.
     pub exchange: Exchange,
+    /// How the floats of gradients travel in a collective.
+    pub wire: Wire,
     /// File with the token that all tasks share; `None` = none.
     pub token_file: Option<String>,
     /// Certificates.
@@ -49,6 +51,7 @@ impl Default for ClusterConfig {
             max_staleness: None,
             placement: Placement::Even,
             exchange: Exchange::Direct,
+            wire: Wire::F32,
             token_file: None,
             tls: TlsConfig::default(),
         }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::choice::{
     ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
-    ScheduleName, VariablePlacement,
+    ScheduleName, VariablePlacement, Wire,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
 
@@ -153,6 +153,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("cluster.max_staleness", FROM_ZERO).nullable().only("cluster.mode", &["ps-async"]),
     key("cluster.placement", Kind::Choice(Placement::NAMES)),
     key("cluster.exchange", Kind::Choice(Exchange::NAMES)),
+    key("cluster.wire", Kind::Choice(Wire::NAMES)),
     key("cluster.token_file", Kind::Text).nullable(),
     key("cluster.tls.ca", Kind::Text).nullable(),
     key("cluster.tls.cert", Kind::Text).nullable(),

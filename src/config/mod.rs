@@ -25,7 +25,7 @@ mod tree;
 
 pub use choice::{
     ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
-    ScheduleName, VariablePlacement,
+    ScheduleName, VariablePlacement, Wire,
 };
 pub use cluster::{ClusterConfig, TlsConfig};
 pub use compare::{differences, fingerprint};

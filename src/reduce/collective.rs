@@ -1,13 +1,8 @@
 //! [`CollectiveMean`]: equal workers, no parameter server. First the towers of a host, then the hosts.
 
-use std::iter::Peekable;
-
-use super::{Exchange, GradientReducer, Link, ReduceError, direct, ring};
-use crate::device::cpu::{Ctx, Isa, reduce::tree_sum};
+use super::hosts::{Hosts, slab};
+use super::{GradientReducer, Link, ReduceError, Wire, direct, ring};
 use crate::device::{DeviceError, Slab};
-
-/// The tag of the message that tells how many gradients a rank has; schedules count from zero.
-const COUNT: u32 = u32::MAX;
 
 /// Which way gradients take between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,18 +20,16 @@ pub enum Topology {
 /// ranks together, at the end. So with direct exchange, where every rank has the same power of two of gradients, the
 /// bits are those of one process with all of them: each host's sum is a subtree of the one tree.
 ///
+/// Floats travel by a [`Wire`]. Whatever it rounds, all ranks end with the same bits: who owns a range takes what the others get.
+///
 /// A rank without data takes part with no gradients. After an error the ranks differ: form a new collective.
 pub struct CollectiveMean {
     local: Box<dyn GradientReducer>,
-    link: Box<dyn Link>,
+    /// The sum of a rank without gradients, once it was needed.
+    zeros: Option<Slab>,
     topology: Topology,
     segment: usize,
-    /// The host's sum, then everybody's mean.
-    mean: Slab,
-    /// One segment for each rank.
-    rooms: Vec<Vec<f32>>,
-    /// Exchanges so far; tags never repeat.
-    round: u32,
+    hosts: Hosts,
 }
 
 impl CollectiveMean {
@@ -45,85 +38,12 @@ impl CollectiveMean {
         local: Box<dyn GradientReducer>,
         link: Box<dyn Link>,
         topology: Topology,
+        wire: Wire,
         segment: usize,
         len: usize,
     ) -> Result<Self, ReduceError> {
-        let bytes = len * size_of::<f32>();
-        let device = "the host".to_owned();
-        let mean = Slab::host(len).ok_or(DeviceError::OutOfMemory { device, bytes })?;
-        let rooms = vec![vec![0.0; segment.clamp(1, len.max(1))]; link.size()];
-        Ok(Self { local, link, topology, segment, mean, rooms, round: 0 })
-    }
-
-    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let own = self.link.rank();
-        (0..self.link.size()).filter(move |&rank| rank != own)
-    }
-
-    /// Of a message of this round.
-    fn tag(&self, tag: u32) -> u64 {
-        u64::from(self.round) << 32 | u64::from(tag)
-    }
-
-    /// One over the number of gradients of all ranks.
-    fn scale(&mut self, own: usize) -> Result<f32, ReduceError> {
-        let mut total = own as f32;
-        for from in self.peers() {
-            let mut count = [0.0];
-            let tag = self.tag(COUNT);
-            self.link.recv(from, tag, &mut count)?;
-            total += count[0];
-        }
-        Ok(1.0 / total.max(1.0))
-    }
-
-    fn exchange(
-        &mut self,
-        count: usize,
-        mut todo: Peekable<impl Iterator<Item = Exchange>>,
-    ) -> Result<(), ReduceError> {
-        for to in self.peers() {
-            let tag = self.tag(COUNT);
-            self.link.send(to, tag, &[count as f32])?;
-        }
-        // What can go before anything is awaited, goes.
-        while let Some(first) = todo.next_if(|e| matches!(e, Exchange::Send { .. })) {
-            self.carry_out(first, 1.0)?;
-        }
-        let scale = self.scale(count)?;
-        todo.try_for_each(|exchange| self.carry_out(exchange, scale))
-    }
-
-    fn carry_out(&mut self, exchange: Exchange, scale: f32) -> Result<(), ReduceError> {
-        let round = self.tag(0);
-        let (rank, link) = (self.link.rank(), &mut self.link);
-        let data = self.mean.as_host_mut().expect("it was made in the host's memory");
-        match exchange {
-            Exchange::Send { to, tag, range } => {
-                link.send(to, round | u64::from(tag), &data[range])?;
-            }
-            Exchange::Keep { from, tag, range } => {
-                let room = &mut self.rooms[from][..range.len()];
-                link.recv(from, round | u64::from(tag), room)?;
-            }
-            Exchange::Sum { range } => {
-                let own = &mut data[range];
-                let len = own.len();
-                self.rooms[rank][..len].copy_from_slice(own);
-                let ctx = Ctx { isa: Isa::detect(), threads: 1 };
-                tree_sum(ctx, self.rooms.len(), |rank| &self.rooms[rank][..len], scale, own);
-            }
-            Exchange::Add { from, tag, range } => {
-                let room = &mut self.rooms[from][..range.len()];
-                link.recv(from, round | u64::from(tag), room)?;
-                data[range].iter_mut().zip(&*room).for_each(|(own, other)| *own += other);
-            }
-            Exchange::Divide { range } => data[range].iter_mut().for_each(|x| *x *= scale),
-            Exchange::Receive { from, tag, range } => {
-                link.recv(from, round | u64::from(tag), &mut data[range])?;
-            }
-        }
-        Ok(())
+        let hosts = Hosts::new(link, wire, len)?;
+        Ok(Self { local, zeros: None, topology, segment, hosts })
     }
 }
 
@@ -137,27 +57,33 @@ impl GradientReducer for CollectiveMean {
 
     fn reduce(&mut self, grads: &mut [Slab]) -> Result<(), ReduceError> {
         let count = grads.len();
-        if count == 0 {
-            self.mean.as_host_mut().unwrap_or_default().fill(0.0);
+        let hosts = &mut self.hosts;
+        let (rank, size, len) = (hosts.link.rank(), hosts.link.size(), hosts.mean.len());
+        let sum = if count == 0 {
+            match &mut self.zeros {
+                Some(zeros) => &*zeros,
+                none => none.insert(slab(len)?),
+            }
         } else {
             self.local.reduce(grads)?;
-            self.mean.copy_from(&self.local.mean(grads)[0])?;
-        }
-        let (rank, size, len) = (self.link.rank(), self.link.size(), self.mean.len());
+            &self.local.mean(grads)[0]
+        };
+        let own = sum.as_host().filter(|own| own.len() == len).ok_or_else(|| {
+            let reason = format!("a sum of {} floats in place of {len}", sum.len());
+            DeviceError::Mismatch { device: "the host".to_owned(), reason }
+        })?;
         match self.topology {
             Topology::Direct => {
-                self.exchange(count, direct(rank, size, len, self.segment).peekable())?;
+                hosts.exchange(own, count, direct(rank, size, len, self.segment).peekable())
             }
             Topology::Ring => {
-                self.exchange(count, ring(rank, size, len, self.segment).peekable())?;
+                hosts.exchange(own, count, ring(rank, size, len, self.segment).peekable())
             }
         }
-        self.round = self.round.wrapping_add(1);
-        Ok(())
     }
 
     fn mean<'a>(&'a self, _grads: &'a [Slab]) -> &'a [Slab] {
-        std::slice::from_ref(&self.mean)
+        std::slice::from_ref(&self.hosts.mean)
     }
 }
 
@@ -167,6 +93,7 @@ mod tests {
     use crate::device::{Device, cpu::CpuDevice};
     use crate::reduce::{CpuMean, LocalLink};
     use crate::util::rng::{Purpose, Stream};
+    use bytes::Bytes;
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -188,28 +115,36 @@ mod tests {
         Arc::new(CpuDevice::new(0, 1).unwrap())
     }
 
-    fn collective(
-        link: impl Link + 'static,
-        how: Topology,
+    /// How gradients travel.
+    #[derive(Clone, Copy)]
+    struct Way {
+        topology: Topology,
+        wire: Wire,
         segment: usize,
-        n: usize,
-        len: usize,
-    ) -> CollectiveMean {
+    }
+
+    /// As they are.
+    fn plain(topology: Topology, segment: usize) -> Way {
+        Way { topology, wire: Wire::F32, segment }
+    }
+
+    fn collective(link: impl Link + 'static, way: Way, n: usize, len: usize) -> CollectiveMean {
         let local = CpuMean::undivided(device(), n, len).unwrap();
-        CollectiveMean::new(Box::new(local), Box::new(link), how, segment, len).unwrap()
+        let Way { topology, wire, segment } = way;
+        CollectiveMean::new(Box::new(local), Box::new(link), topology, wire, segment, len).unwrap()
     }
 
     /// The means of the ranks after each of two rounds; rank `r` has `counts[r]` gradients.
     fn run(
         world: Vec<LocalLink>,
-        how: Topology,
-        segment: usize,
+        way: Way,
         len: usize,
         counts: &[usize],
+        gradient: impl Fn(usize, usize) -> Slab + Copy + Send + 'static,
     ) -> Vec<[Vec<u32>; 2]> {
         let ranks = world.into_iter().enumerate().map(|(rank, link)| {
             let (n, first) = (counts[rank], counts[..rank].iter().sum::<usize>());
-            let mut reducer = collective(link, how, segment, n, len);
+            let mut reducer = collective(link, way, n, len);
             std::thread::spawn(move || {
                 [0, 1].map(|round| {
                     let mut grads: Vec<_> =
@@ -256,7 +191,7 @@ mod tests {
                 None => LocalLink::world(hosts),
             };
             let expected = [0, 1].map(|round| one_process(hosts * towers, len, round));
-            let all = run(world, Topology::Direct, segment, len, &vec![towers; hosts]);
+            let all = run(world, plain(Topology::Direct, segment), len, &vec![towers; hosts], gradient);
             prop_assert!(all.iter().all(|ranks| *ranks == expected));
         }
 
@@ -282,7 +217,7 @@ mod tests {
             };
             let expected: Vec<u32> = (0..len).map(mean).collect();
             let world = LocalLink::disorderly_world(counts.len(), seed);
-            let all = run(world, Topology::Direct, segment, len, &counts);
+            let all = run(world, plain(Topology::Direct, segment), len, &counts, gradient);
             prop_assert!(all.iter().all(|rank| rank[0] == expected));
         }
 
@@ -302,8 +237,68 @@ mod tests {
             };
             let expected: Vec<u32> = (0..len).map(mean).collect();
             let world = LocalLink::disorderly_world(size, seed);
-            let all = run(world, Topology::Ring, segment, len, &vec![1; size]);
+            let all = run(world, plain(Topology::Ring, segment), len, &vec![1; size], gradient);
             prop_assert!(all.iter().all(|rank| rank[0] == expected && rank[1] == all[0][1]));
+        }
+
+        /// Whatever is rounded on the way, nobody ends with other bits, and nothing is further off than roundings explain.
+        #[test]
+        fn ranks_agree_on_rounded_means(
+            counts in prop::collection::vec(0usize..3, 1..=5),
+            topology in prop::sample::select(vec![Topology::Direct, Topology::Ring]),
+            (wire, unit) in prop::sample::select(vec![(Wire::Bf16, 8), (Wire::F16, 11)]),
+            len in prop::sample::select(vec![1usize, 16, 17, 100, 333, 3000]),
+            segment in 1usize..2000,
+            seed: u64,
+        ) {
+            let world = || LocalLink::disorderly_world(counts.len(), seed);
+            let way = Way { topology, wire, segment };
+            let all = run(world(), way, len, &counts, small);
+            prop_assert!(all.iter().all(|rank| *rank == all[0]));
+            let exact = run(world(), plain(topology, segment), len, &counts, small);
+            let total = counts.iter().sum::<usize>();
+            let grads: Vec<_> = (0..total).map(|i| small(i, len)).collect();
+            let roundings = counts.len().max(2) as f32;
+            for at in 0..len {
+                let sizes = grads.iter().map(|slab| slab.as_host().unwrap()[at].abs());
+                let mean = sizes.sum::<f32>() / total.max(1) as f32;
+                let bound = 1.1 * roundings * (mean * 0.5f32.powi(unit) + 0.5f32.powi(24));
+                let value = |ranks: &[[Vec<u32>; 2]]| f32::from_bits(ranks[0][0][at]);
+                prop_assert!((value(&all) - value(&exact)).abs() <= bound, "at {at}");
+            }
+        }
+    }
+
+    /// A gradient whose sums half precision holds.
+    fn small(i: usize, len: usize) -> Slab {
+        let mut slab = gradient(i, len);
+        slab.as_host_mut().unwrap().iter_mut().for_each(|x| *x *= 0.01);
+        slab
+    }
+
+    #[test]
+    fn infinities_and_nans_reach_everybody() {
+        let special = |i: usize, len: usize| {
+            let mut slab = small(i, len);
+            let (values, i) = (slab.as_host_mut().unwrap(), i % 1000);
+            (values[2 + i], values[10 + i], values[90 - i]) = (f32::INFINITY, f32::NAN, -1e38);
+            slab
+        };
+        for topology in [Topology::Direct, Topology::Ring] {
+            for wire in [Wire::F32, Wire::Bf16, Wire::F16] {
+                let way = Way { topology, wire, segment: 16 };
+                for rank in run(LocalLink::world(3), way, 100, &[1; 3], special) {
+                    let mean: Vec<f32> = rank[0].iter().map(|bits| f32::from_bits(*bits)).collect();
+                    assert!(mean[2..5].iter().all(|x| *x == f32::INFINITY), "{wire:?}");
+                    assert!(mean[10..13].iter().all(|x| x.is_nan()), "{wire:?}");
+                    let beyond = mean[88..91].iter().all(|x| *x == f32::NEG_INFINITY);
+                    assert_eq!(beyond, wire == Wire::F16, "{wire:?}: {:?}", &mean[88..91]);
+                    assert_eq!(
+                        mean.iter().filter(|x| !x.is_finite()).count(),
+                        if beyond { 9 } else { 6 }
+                    );
+                }
+            }
         }
     }
 
@@ -332,14 +327,14 @@ mod tests {
             self.link.size()
         }
 
-        fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
+        fn send_bytes(&mut self, to: usize, tag: u64, message: Bytes) -> Result<(), ReduceError> {
             self.live()?;
-            self.link.send(to, tag, chunk)
+            self.link.send_bytes(to, tag, message)
         }
 
-        fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
+        fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {
             self.live()?;
-            self.link.recv(from, tag, into)
+            self.link.recv_bytes(from, tag)
         }
     }
 
@@ -352,7 +347,7 @@ mod tests {
                     .into_iter()
                     .map(|link| {
                         let left = if link.rank() == dead { left } else { usize::MAX };
-                        let mut reducer = collective(Dying { link, left }, how, 16, 1, 200);
+                        let mut reducer = collective(Dying { link, left }, plain(how, 16), 1, 200);
                         std::thread::spawn(move || {
                             reducer.reduce(&mut [gradient(0, 200)]).unwrap_err()
                         })
@@ -372,7 +367,7 @@ mod tests {
         let world = LocalLink::world(2).into_iter().zip([100, 200]);
         let ranks: Vec<_> = world
             .map(|(link, len)| {
-                let mut reducer = collective(link, Topology::Direct, 400, 1, len);
+                let mut reducer = collective(link, plain(Topology::Direct, 400), 1, len);
                 std::thread::spawn(move || reducer.reduce(&mut [gradient(0, len)]).unwrap_err())
             })
             .collect();

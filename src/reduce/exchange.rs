@@ -13,13 +13,14 @@
 
 use std::ops::Range;
 
-/// Floats of a segment at most: 1 MiB.
-pub const SEGMENT: usize = 1 << 18;
+/// Floats of a segment at most: 256 KiB.
+pub const SEGMENT: usize = 1 << 16;
 
 /// Bounds of ranges are multiples of this: a cache line.
 const ALIGN: usize = 16;
 
-/// One thing a rank does. Ranges are floats of its slab; the tag of a message is unique between two ranks.
+/// One thing a rank does. Ranges are floats of its two slabs: its own gradients, which stay, and the sums. The tag of a message is
+/// unique between two ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// Sends a range.
@@ -30,8 +31,10 @@ pub enum Exchange {
         tag: u32,
         /// What is sent.
         range: Range<usize>,
+        /// Whether sums are sent, or this rank's own gradients.
+        summed: bool,
     },
-    /// Receives another rank's values of a range of one's own, beside the slab.
+    /// Receives another rank's values of a range of one's own, beside the slabs.
     Keep {
         /// The sender.
         from: usize,
@@ -45,7 +48,7 @@ pub enum Exchange {
         /// Where the result goes.
         range: Range<usize>,
     },
-    /// Receives a range and adds it to the slab.
+    /// Receives a range and adds one's own to it.
     Add {
         /// The sender.
         from: usize,
@@ -59,7 +62,7 @@ pub enum Exchange {
         /// What is divided.
         range: Range<usize>,
     },
-    /// Receives a finished range into the slab.
+    /// Receives a finished range of the sums.
     Receive {
         /// The sender.
         from: usize,
@@ -115,12 +118,13 @@ pub fn direct(
     (0..segments + 2).flat_map(move |stage| {
         let mut todo = Vec::with_capacity(4 * size);
         let tag = 2 * stage as u32;
-        todo.extend(receivers().map(|to| Exchange::Send { to, tag, range: part(to, stage) }));
+        let send = |to, tag, range, summed| Exchange::Send { to, tag, range, summed };
+        todo.extend(receivers().map(|to| send(to, tag, part(to, stage), false)));
         if let Some(k) = stage.checked_sub(1) {
             let (tag, own) = (2 * k as u32, || part(rank, k));
             todo.extend(senders().map(|from| Exchange::Keep { from, tag, range: own() }));
             todo.push(Exchange::Sum { range: own() });
-            todo.extend(receivers().map(|to| Exchange::Send { to, tag: tag + 1, range: own() }));
+            todo.extend(receivers().map(|to| send(to, tag + 1, own(), true)));
         }
         if let Some(k) = stage.checked_sub(2) {
             let tag = 2 * k as u32 + 1;
@@ -150,13 +154,14 @@ pub fn ring(
     let part = move |step: usize, k: usize| {
         piece(owned((rank + 2 * size - step) % size, size, len), segment, k)
     };
-    let alone = (size == 1).then_some(Exchange::Divide { range: 0..len });
+    let alone = (size == 1).then_some(Exchange::Sum { range: 0..len });
     let steps = (0..2 * (size - 1)).flat_map(move |step| {
         (0..=segments).flat_map(move |stage| {
             let mut todo = Vec::with_capacity(3);
             let tag = |k: usize| (step * segments + k) as u32;
             if stage < segments {
-                todo.push(Exchange::Send { to, tag: tag(stage), range: part(step, stage) });
+                let (tag, range) = (tag(stage), part(step, stage));
+                todo.push(Exchange::Send { to, tag, range, summed: step > 0 });
             }
             if let Some(k) = stage.checked_sub(1) {
                 let (tag, range) = (tag(k), part(step + 1, k));
@@ -191,7 +196,7 @@ mod tests {
         let mut out = HashMap::new();
         for exchange in todo {
             let (peer, tag, range) = match exchange {
-                Exchange::Send { to, tag, range } if sent => (to, tag, range),
+                Exchange::Send { to, tag, range, .. } if sent => (to, tag, range),
                 Exchange::Keep { from, tag, range }
                 | Exchange::Add { from, tag, range }
                 | Exchange::Receive { from, tag, range }
@@ -281,16 +286,16 @@ mod tests {
     fn the_next_segment_is_sent_before_the_last_is_awaited() {
         let todo: Vec<_> = direct(0, 2, 64, 16).collect();
         let own = |k: usize| 16 * k..16 * k + 16;
-        let send = |tag, k| Exchange::Send { to: 1, tag, range: own(k) };
+        let send = |tag, k, summed| Exchange::Send { to: 1, tag, range: own(k), summed };
         let expected = [
-            send(0, 2),
-            send(2, 3),
+            send(0, 2, false),
+            send(2, 3, false),
             Exchange::Keep { from: 1, tag: 0, range: own(0) },
             Exchange::Sum { range: own(0) },
-            send(1, 0),
+            send(1, 0, true),
             Exchange::Keep { from: 1, tag: 2, range: own(1) },
             Exchange::Sum { range: own(1) },
-            send(3, 1),
+            send(3, 1, true),
             Exchange::Receive { from: 1, tag: 1, range: own(2) },
             Exchange::Receive { from: 1, tag: 3, range: own(3) },
         ];

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::ReduceError;
+use bytes::Bytes;
+
+use super::{ReduceError, Wire};
 use crate::util::rng::{Purpose, Stream};
 
 /// What one rank of a collective sees of the others.
@@ -15,16 +17,29 @@ pub trait Link: Send {
     /// The number of ranks.
     fn size(&self) -> usize;
     /// Hands over a message. May wait while three of this rank's messages lie at the receiver, not before.
-    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError>;
-    /// Waits for the message with this tag and copies it.
-    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError>;
+    fn send_bytes(&mut self, to: usize, tag: u64, message: Bytes) -> Result<(), ReduceError>;
+    /// Waits for the message with this tag.
+    fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError>;
+
+    /// Sends floats as they are.
+    fn send(&mut self, to: usize, tag: u64, floats: &[f32]) -> Result<(), ReduceError> {
+        self.send_bytes(to, tag, Bytes::copy_from_slice(bytemuck::cast_slice(floats)))
+    }
+
+    /// Waits for floats that travel as they are.
+    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
+        let message = self.recv_bytes(from, tag)?;
+        Wire::F32.expect(from, &message, into.len())?;
+        Wire::F32.decode(&message, into);
+        Ok(())
+    }
 }
 
 enum Message {
     Chunk {
         from: usize,
         tag: u64,
-        chunk: Vec<f32>,
+        chunk: Bytes,
     },
     /// Rank `from` is gone because rank `cause` is, perhaps itself.
     Gone {
@@ -42,7 +57,7 @@ pub struct LocalLink {
     peers: Vec<Sender<Message>>,
     inbox: Receiver<Message>,
     /// What came before it was asked for.
-    early: HashMap<(usize, u64), Vec<f32>>,
+    early: HashMap<(usize, u64), Bytes>,
     /// For each rank that is gone, the cause.
     gone: HashMap<usize, usize>,
     /// The first loss this rank met.
@@ -120,8 +135,8 @@ impl Link for LocalLink {
         self.peers.len()
     }
 
-    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
-        let message = Message::Chunk { from: self.rank, tag, chunk: chunk.to_vec() };
+    fn send_bytes(&mut self, to: usize, tag: u64, chunk: Bytes) -> Result<(), ReduceError> {
+        let message = Message::Chunk { from: self.rank, tag, chunk };
         self.outbox.push((to, message));
         while !self.outbox.is_empty() && !self.holds() {
             self.post_one();
@@ -129,16 +144,11 @@ impl Link for LocalLink {
         Ok(())
     }
 
-    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
+    fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {
         self.flush();
         loop {
             if let Some(chunk) = self.early.remove(&(from, tag)) {
-                let (expected, found) = (into.len(), chunk.len());
-                if expected != found {
-                    return Err(ReduceError::Length { rank: from, expected, found });
-                }
-                into.copy_from_slice(&chunk);
-                return Ok(());
+                return Ok(chunk);
             }
             if let Some(&cause) = self.gone.get(&from) {
                 return Err(self.lose(cause));

@@ -3,12 +3,15 @@
 mod collective;
 mod cpu;
 mod exchange;
+mod hosts;
 mod link;
+mod wire;
 
 pub use collective::{CollectiveMean, Topology};
 pub use cpu::CpuMean;
 pub use exchange::{Exchange, SEGMENT, direct, ring};
 pub use link::{Link, LocalLink};
+pub use wire::Wire;
 
 use crate::device::{DeviceError, Slab};
 

@@ -11,7 +11,7 @@ use super::control::Identity;
 use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest};
 use super::security::{Line, Security, bad_certificate, root_cause};
-use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
+use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use super::{PROTOCOL, RpcError, Runtime};
 use crate::cluster::TaskId;
 
@@ -161,6 +161,7 @@ impl Peer {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_max_header_list_size(1 << 16)
+            .max_frame_size(FRAME)
             .http2_keep_alive_interval(timeouts.heartbeat)
             .keep_alive_timeout(timeouts.heartbeat)
             .keep_alive_while_idle(true);

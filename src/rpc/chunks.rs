@@ -1,25 +1,61 @@
 //! Slabs as streams of chunks of at most 1 MiB, and back.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
 use super::proto::{Chunk, Header};
 
-/// Floats of a chunk: 1 MiB.
-const CHUNK: usize = 1 << 18;
+/// Floats of a chunk: 256 KiB, so that one is read while the next is on its way.
+const CHUNK: usize = 1 << 16;
 
 // Slabs travel as they lie in memory, which is the protocol's byte order here.
 const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian");
 
-/// The stream of a slab: one copy into shared memory, which the chunks are views of.
+/// Floats that streams are views of, and that are written again when no stream is left.
+#[derive(Clone, Default)]
+pub(super) struct Shared(Arc<Vec<f32>>);
+
+impl Shared {
+    /// The floats.
+    pub(super) fn floats(&self) -> &[f32] {
+        &self.0
+    }
+
+    /// Memory for `len` floats, with anything in it.
+    pub(super) fn memory(&mut self, len: usize) -> &mut [f32] {
+        if Arc::get_mut(&mut self.0).is_none() {
+            self.0 = Arc::default();
+        }
+        let floats = Arc::make_mut(&mut self.0);
+        floats.resize(len, 0.0);
+        floats
+    }
+}
+
+impl From<Vec<f32>> for Shared {
+    fn from(floats: Vec<f32>) -> Self {
+        Self(Arc::new(floats))
+    }
+}
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// The stream of a slab.
 pub(super) fn split(
     mut header: Header,
-    floats: &[f32],
-) -> impl Stream<Item = Chunk> + Send + use<> {
-    header.floats = floats.len() as u64;
-    let bytes = Bytes::copy_from_slice(bytemuck::cast_slice(floats));
-    let pieces = floats.len().div_ceil(CHUNK).max(1);
+    floats: &Shared,
+) -> impl Stream<Item = Chunk> + Send + Unpin + use<> {
+    let len = floats.0.len();
+    header.floats = len as u64;
+    let bytes = Bytes::from_owner(floats.clone());
+    let pieces = len.div_ceil(CHUNK).max(1);
     let mut header = Some(header);
     tokio_stream::iter((0..pieces).map(move |i| {
         let from = (i * CHUNK * 4).min(bytes.len());
@@ -70,7 +106,7 @@ mod tests {
         let mut out = vec![0.0; into];
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let mut stream = split(Header::default(), &values).map(Ok);
+            let mut stream = split(Header::default(), &values.into()).map(Ok);
             join(&mut stream, |_| Ok(&mut out)).await
         })?;
         Ok(out)

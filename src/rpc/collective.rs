@@ -12,6 +12,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::bulk::{self, Bulk};
 use super::channel::Peer;
 use super::control::Identity;
 use super::members::{Failure, Members};
@@ -43,9 +44,9 @@ impl Inbox {
 impl Collective for Arc<Inbox> {
     async fn exchange(
         &self,
-        request: Request<Streaming<Segment>>,
+        mut request: Request<Streaming<Segment>>,
     ) -> Result<Response<ExchangeReply>, Status> {
-        let mut stream = request.into_inner();
+        let mut stream = bulk::received::<Segment>(request.extensions_mut());
         let mut queue = None;
         while let Some(segment) = stream.next().await {
             let segment = segment?;
@@ -100,10 +101,10 @@ impl GrpcLink {
                 links.push(None);
             }
             let (queue, segments) = mpsc::channel(IN_FLIGHT);
-            let mut client = CollectiveClient::new(peer.channel.clone());
+            let mut client = CollectiveClient::new(Bulk(peer.channel.clone()));
             streams.push(runtime.spawn(async move {
                 // Its end shows where the peer is watched.
-                let _ = client.exchange(ReceiverStream::new(segments)).await;
+                let _ = client.exchange(bulk::request(ReceiverStream::new(segments))).await;
             }));
             links.push(Some((peer, queue)));
         }
@@ -188,33 +189,25 @@ impl Link for GrpcLink {
         self.peers.len()
     }
 
-    fn send(&mut self, to: usize, tag: u64, chunk: &[f32]) -> Result<(), ReduceError> {
+    fn send_bytes(&mut self, to: usize, tag: u64, data: Bytes) -> Result<(), ReduceError> {
         let Some(Some((_, queue))) = self.peers.get(to) else {
             return Err(self.lost(to));
         };
         let task = self.identity.task.to_string();
-        let data = Bytes::copy_from_slice(bytemuck::cast_slice(chunk));
         queue.blocking_send(Segment { task, tag, data }).map_err(|_| self.lost(to))
     }
 
-    fn recv(&mut self, from: usize, tag: u64, into: &mut [f32]) -> Result<(), ReduceError> {
-        let data = loop {
+    fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {
+        loop {
             if let Some(data) = self.early.remove(&(from, tag)) {
-                break data;
+                return Ok(data);
             }
             match self.inbox[from].recv_timeout(GLANCE) {
-                Ok(segment) if segment.tag == tag => break segment.data,
+                Ok(segment) if segment.tag == tag => return Ok(segment.data),
                 Ok(segment) => _ = self.early.insert((from, segment.tag), segment.data),
                 Err(RecvTimeoutError::Timeout) => self.glance()?,
                 Err(RecvTimeoutError::Disconnected) => return Err(self.lost(from)),
             }
-        };
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(into);
-        if data.len() != bytes.len() {
-            let (found, expected) = (data.len() / 4, into.len());
-            return Err(ReduceError::Length { rank: from, expected, found });
         }
-        bytes.copy_from_slice(&data);
-        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use tonic::{Code, Status};
 
 use crate::cluster::TaskId;
+use crate::ps::PsError;
 
 /// What can go wrong between tasks. Every variant names the task.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -135,6 +136,20 @@ impl RpcError {
             Self::Stopped { code, .. } => *code,
             Self::Runtime(_) => 1,
         }
+    }
+}
+
+/// What a shard's refusal is on the wire.
+pub(super) fn refusal(error: PsError) -> Status {
+    let text = error.to_string();
+    match error {
+        PsError::Initialized { .. } => Status::already_exists(text),
+        PsError::Empty | PsError::Incarnation { .. } => Status::unavailable(text),
+        PsError::Length { .. } | PsError::Missing { .. } | PsError::Mode { .. } => {
+            Status::failed_precondition(text)
+        }
+        PsError::Stranger { .. } => Status::permission_denied(text),
+        PsError::Device(_) => Status::internal(text),
     }
 }
 

@@ -4,6 +4,7 @@
 //! between the workers of a collective, a `Tower` on another task. Compute code stays synchronous: callers block on [`Runtime`].
 
 mod attend;
+mod bulk;
 mod certificates;
 mod channel;
 mod chunks;
@@ -51,17 +52,17 @@ use proto::variables_server::VariablesServer;
 
 /// Adds the Variables service of a ps task.
 pub fn variables(parameters: std::sync::Arc<ParameterServer>) -> Services {
-    Box::new(|routes| routes.add_service(VariablesServer::new(parameters)))
+    Box::new(|routes| routes.add_service(bulk::Bulk(VariablesServer::new(parameters))))
 }
 
 /// Adds the Towers service of a task that only serves.
 pub fn towers(towers: std::sync::Arc<TowerServer>) -> Services {
-    Box::new(|routes| routes.add_service(TowersServer::new(towers)))
+    Box::new(|routes| routes.add_service(bulk::Bulk(TowersServer::new(towers))))
 }
 
 /// Adds the Collective service of a worker.
 pub fn collective(inbox: std::sync::Arc<Inbox>) -> Services {
-    Box::new(|routes| routes.add_service(CollectiveServer::new(inbox)))
+    Box::new(|routes| routes.add_service(bulk::Bulk(CollectiveServer::new(inbox))))
 }
 
 /// The version that [`control::Identity`] compares; raised with every change that an older program would misread.

@@ -1,15 +1,14 @@
 //! [`ParameterServer`]: the Variables service over a [`Shard`].
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
-use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::attend::{Attendance, PEER_LOST, attend};
-use super::chunks;
-use super::error::stopped;
+use super::bulk::{self, Incoming, Nothing};
+use super::chunks::{self, Shared};
+use super::error::{refusal, stopped};
 use super::members::{Departure, Failure, Members};
 use super::proto::variables_server::Variables;
 use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionRequest};
@@ -36,6 +35,21 @@ struct Inner {
     loss: f64,
     /// How each worker's departure was last acted upon.
     seen: Vec<Option<Departure>>,
+    /// The parameters as they were last pulled, of this version: the same for all workers of a round.
+    pulled: (Option<Version>, Shared),
+}
+
+impl Inner {
+    /// The parameters, which are of this version.
+    fn parameters(&mut self, version: Version) -> Result<&Shared, PsError> {
+        let (pulled, floats) = &mut self.pulled;
+        if *pulled != Some(version) {
+            *pulled = None;
+            self.shard.read(floats.memory(self.shard.floats()))?;
+            *pulled = Some(version);
+        }
+        Ok(floats)
+    }
 }
 
 /// One ps task. A `std::sync::Mutex` guards the shard, since it is never held across a wait.
@@ -66,7 +80,8 @@ impl ParameterServer {
         members: Arc<Members>,
     ) -> Arc<Self> {
         let seen = vec![None; workers.len()];
-        let inner = Inner { shard, losses: Vec::new(), loss: 0.0, seen };
+        let inner =
+            Inner { shard, losses: Vec::new(), loss: 0.0, seen, pulled: Default::default() };
         Arc::new(Self {
             inner: Mutex::new(inner),
             releases: workers.iter().map(|_| watch::Sender::default()).collect(),
@@ -189,7 +204,7 @@ impl ParameterServer {
         }
     }
 
-    async fn push_gradient(&self, mut stream: Streaming<Chunk>) -> Result<PushReply, Status> {
+    async fn push_gradient(&self, mut stream: Incoming<Chunk>) -> Result<PushReply, Status> {
         let mut slab = self.lock().shard.lend().map_err(refusal)?;
         let header = {
             let floats = slab.as_host_mut();
@@ -277,26 +292,12 @@ impl ParameterServer {
     }
 }
 
-/// What a shard's refusal is on the wire.
-fn refusal(error: PsError) -> Status {
-    let text = error.to_string();
-    match error {
-        PsError::Initialized { .. } => Status::already_exists(text),
-        PsError::Empty | PsError::Incarnation { .. } => Status::unavailable(text),
-        PsError::Length { .. } | PsError::Missing { .. } | PsError::Mode { .. } => {
-            Status::failed_precondition(text)
-        }
-        PsError::Stranger { .. } => Status::permission_denied(text),
-        PsError::Device(_) => Status::internal(text),
-    }
-}
-
-/// Parameters, averages and slots as one row of floats, and back.
-fn flatten(state: ShardState) -> (u64, Vec<f32>) {
+/// Parameters, averages and slots as one row of floats.
+fn flatten(state: ShardState) -> Vec<f32> {
     let mut floats = state.params;
     floats.extend(state.averages.unwrap_or_default());
     floats.extend(state.slots.unwrap_or_default());
-    (state.step, floats)
+    floats
 }
 
 fn reply(version: Option<Version>) -> VersionReply {
@@ -326,9 +327,9 @@ impl Variables for Arc<ParameterServer> {
 
     async fn restore(
         &self,
-        request: Request<Streaming<Chunk>>,
+        mut request: Request<Streaming<Chunk>>,
     ) -> Result<Response<VersionReply>, Status> {
-        let mut stream = request.into_inner();
+        let mut stream = bulk::received(request.extensions_mut());
         let len = self.lock().shard.floats();
         let mut floats =
             vec![0.0; len * (1 + usize::from(self.averages) + usize::from(self.slots))];
@@ -347,7 +348,7 @@ impl Variables for Arc<ParameterServer> {
         Ok(Response::new(reply(inner.shard.version())))
     }
 
-    type PullStream = Pin<Box<dyn Stream<Item = Result<Chunk, Status>> + Send>>;
+    type PullStream = Nothing<Result<Chunk, Status>>;
 
     async fn pull(
         &self,
@@ -360,24 +361,24 @@ impl Variables for Arc<ParameterServer> {
             return Err(stopped(&task, code, &reason));
         }
         let stream = {
-            let inner = self.lock();
+            let mut inner = self.lock();
             let version = inner.shard.version().ok_or_else(|| refusal(PsError::Empty))?;
-            let (step, floats) = if everything {
-                flatten(inner.shard.snapshot().map_err(refusal)?)
+            let Version { incarnation, step } = version;
+            let header = Header { incarnation, step, ..Header::default() };
+            if everything {
+                let floats = flatten(inner.shard.snapshot().map_err(refusal)?);
+                chunks::split(header, &floats.into())
             } else {
-                let mut floats = vec![0.0; inner.shard.floats()];
-                (inner.shard.read(&mut floats).map_err(refusal)?.step, floats)
-            };
-            let header = Header { incarnation: version.incarnation, step, ..Header::default() };
-            chunks::split(header, &floats)
+                chunks::split(header, inner.parameters(version).map_err(refusal)?)
+            }
         };
-        Ok(Response::new(Box::pin(stream.map(Ok))))
+        Ok(bulk::reply(stream))
     }
 
     async fn push(
         &self,
-        request: Request<Streaming<Chunk>>,
+        mut request: Request<Streaming<Chunk>>,
     ) -> Result<Response<PushReply>, Status> {
-        self.push_gradient(request.into_inner()).await.map(Response::new)
+        self.push_gradient(bulk::received(request.extensions_mut())).await.map(Response::new)
     }
 }

@@ -7,12 +7,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic::Response;
 
+use super::bulk::{self, Bulk};
 use super::channel::Peer;
+use super::chunks::{self, Shared};
 use super::control::Identity;
 use super::proto::variables_client::VariablesClient;
 use super::proto::{Header, PullRequest, PushReply, VersionReply, VersionRequest};
 use super::security::Line;
-use super::{RpcError, Runtime, chunks};
+use super::{RpcError, Runtime};
 use crate::cluster::TaskId;
 use crate::device::Slab;
 use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
@@ -31,11 +33,13 @@ pub enum Standing {
 /// One ps task as a worker sees it.
 struct Shard {
     peer: Peer,
-    client: VariablesClient<Line>,
+    client: VariablesClient<Bulk<Line>>,
     /// Its floats of the whole slab.
     ranges: Vec<Range<usize>>,
-    /// Its floats packed: what was pulled, then what is pushed.
-    packed: Vec<f32>,
+    /// How many these are.
+    floats: usize,
+    /// These packed: what was pulled, then what is pushed.
+    packed: Shared,
     /// Of the values that were pulled last.
     incarnation: u64,
     step: u64,
@@ -64,8 +68,9 @@ impl RemoteStore {
         synchronous: bool,
     ) -> Self {
         let shard = |(peer, ranges): (Peer, Vec<Range<usize>>)| Shard {
-            client: VariablesClient::new(peer.channel.clone()),
-            packed: vec![0.0; ranges.iter().map(Range::len).sum()],
+            client: VariablesClient::new(Bulk(peer.channel.clone())),
+            floats: ranges.iter().map(Range::len).sum(),
+            packed: Shared::default(),
             peer,
             ranges,
             incarnation: 0,
@@ -155,20 +160,19 @@ impl RemoteStore {
     fn pull_all(&mut self, everything: bool) -> Result<Vec<Vec<f32>>, RpcError> {
         let parts = if everything { self.layout.parts() } else { 1 };
         self.each(move |mut shard| async move {
-            let mut floats = std::mem::take(&mut shard.packed);
-            let len = floats.len();
-            let mut all = if everything { vec![0.0; len * parts] } else { Vec::new() };
-            let target = if everything { &mut all } else { &mut floats };
+            let mut all = vec![0.0; if everything { shard.floats * parts } else { 0 }];
+            let packed = if everything { &mut [][..] } else { shard.packed.memory(shard.floats) };
+            let target = if everything { &mut all[..] } else { packed };
             let pulled = async {
-                let stream = shard.client.pull(PullRequest { everything }).await?;
-                chunks::join(&mut stream.into_inner(), |_| Ok(target)).await
+                let mut answer = shard.client.pull(PullRequest { everything }).await?;
+                let mut chunks = bulk::received(answer.extensions_mut());
+                chunks::join(&mut chunks, |_| Ok(target)).await
             };
             // A checkpoint may still be pulled when the run is over for everybody.
             let result = match everything {
                 true => shard.peer.at_last(pulled).await,
                 false => shard.peer.within(pulled).await,
             };
-            shard.packed = floats;
             let result = result.map(|header: Header| {
                 (shard.incarnation, shard.step) = (header.incarnation, header.step);
                 all
@@ -195,7 +199,9 @@ impl RemoteStore {
             let stream = is_due.then(|| chunks::split(header, &shard.packed));
             async move {
                 let reply = match stream {
-                    Some(stream) => shard.peer.within(shard.client.push(stream)).await,
+                    Some(stream) => {
+                        shard.peer.within(shard.client.push(bulk::request(stream))).await
+                    }
                     None => Ok(Response::new(ahead)),
                 };
                 (shard, reply.map(Response::into_inner))
@@ -215,7 +221,7 @@ impl VariableStore for RemoteStore {
         for shard in &self.shards {
             let mut at = 0;
             for range in &shard.ranges {
-                self.slab.write(range.clone(), &shard.packed[at..at + range.len()])?;
+                self.slab.write(range.clone(), &shard.packed.floats()[at..at + range.len()])?;
                 at += range.len();
             }
         }
@@ -225,9 +231,10 @@ impl VariableStore for RemoteStore {
 
     fn apply(&mut self, mean: &[Slab], share: Contribution) -> Result<Applied, StoreError> {
         for shard in &mut self.shards {
+            let packed = shard.packed.memory(shard.floats);
             let mut at = 0;
             for range in &shard.ranges {
-                mean[0].read(range.clone(), &mut shard.packed[at..at + range.len()])?;
+                mean[0].read(range.clone(), &mut packed[at..at + range.len()])?;
                 at += range.len();
             }
         }
@@ -248,7 +255,7 @@ impl VariableStore for RemoteStore {
         let parts = self.layout.parts();
         let mut slabs = vec![vec![0.0; self.slab.len()]; parts];
         for (shard, floats) in self.shards.iter().zip(pieces) {
-            let len = shard.packed.len();
+            let len = shard.floats;
             for (part, slab) in slabs.iter_mut().enumerate() {
                 let mut at = part * len;
                 for range in &shard.ranges {
@@ -264,14 +271,14 @@ impl VariableStore for RemoteStore {
         let slabs = self.layout.slabs(from)?;
         let (incarnation, step) = (self.identity.incarnation, from.global_step);
         let result = self.each(move |mut shard| {
-            let mut floats = Vec::with_capacity(shard.packed.len() * slabs.len());
+            let mut floats = Vec::with_capacity(shard.floats * slabs.len());
             for slab in &slabs {
                 shard.ranges.iter().for_each(|r| floats.extend_from_slice(&slab[r.clone()]));
             }
             let header = Header { incarnation, step, ..Header::default() };
-            let stream = chunks::split(header, &floats);
+            let stream = chunks::split(header, &floats.into());
             async move {
-                let restored = shard.client.restore(stream);
+                let restored = shard.client.restore(bulk::request(stream));
                 let reply = shard.peer.within(restored).await;
                 (shard, reply.map(|_| ()))
             }

@@ -8,14 +8,16 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::bulk::{self, Bulk, Nothing};
 use super::channel::Peer;
+use super::chunks::{self, Shared};
 use super::control::Identity;
 use super::error::stopped;
 use super::proto::towers_client::TowersClient;
 use super::proto::towers_server::Towers;
 use super::proto::{ActivationsRequest, Chunk, Header};
 use super::security::Line;
-use super::{RpcError, Runtime, chunks};
+use super::{RpcError, Runtime};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 use crate::data::Batch;
 use crate::device::{DeviceError, Slab};
@@ -46,6 +48,8 @@ struct Served {
     batch: Batch,
     gradients: Slab,
     losses: Vec<f32>,
+    /// The gradients on their way back.
+    answer: Shared,
 }
 
 impl Served {
@@ -56,7 +60,9 @@ impl Served {
         self.batch.features.copy_from_slice(features);
         self.batch.labels.copy_from_slice(labels);
         let Self { tower, variables, batch, gradients, losses, .. } = self;
-        tower.gradients(variables, batch, observe, gradients, losses)
+        tower.gradients(variables, batch, observe, gradients, losses)?;
+        let len = self.gradients.len();
+        Ok(self.gradients.read(0..len, self.answer.memory(len))?)
     }
 }
 
@@ -89,6 +95,7 @@ impl TowerServer {
                 batch,
                 gradients: slab()?,
                 losses: vec![0.0; sizes.losses],
+                answer: Shared::default(),
             })))
         };
         let towers = towers.into_iter().map(served).collect::<Result<_, DeviceError>>()?;
@@ -126,24 +133,23 @@ type Chunks = Pin<Box<dyn Stream<Item = Result<Chunk, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Towers for Arc<TowerServer> {
-    type GradientsStream = Chunks;
+    type GradientsStream = Nothing<Result<Chunk, Status>>;
 
     async fn gradients(
         &self,
-        request: Request<Streaming<Chunk>>,
-    ) -> Result<Response<Chunks>, Status> {
-        let mut stream = request.into_inner();
+        mut request: Request<Streaming<Chunk>>,
+    ) -> Result<Response<Self::GradientsStream>, Status> {
+        let mut stream = bulk::received(request.extensions_mut());
         let mut held = None;
         let asked = chunks::join(&mut stream, |header| {
-            Ok(&mut held.insert(self.tower(header.tower)?).packed)
+            Ok(&mut held.insert(self.tower(header.tower)?).packed[..])
         });
         let observe = asked.await?.observe;
         let tower = held.ok_or_else(|| Status::internal("a tower is held for its batch"))?;
         let ((), tower) = self.work(tower, move |tower| tower.compute(observe)).await?;
         self.served.fetch_add(1, Ordering::Relaxed);
         let header = Header { losses: tower.losses.clone(), ..Header::default() };
-        let gradients = tower.gradients.as_host().unwrap_or_default();
-        Ok(Response::new(Box::pin(chunks::split(header, gradients).map(Ok))))
+        Ok(bulk::reply(chunks::split(header, &tower.answer)))
     }
 
     type ActivationsStream = Chunks;
@@ -155,7 +161,7 @@ impl Towers for Arc<TowerServer> {
         let tower = self.tower(request.into_inner().tower)?;
         let (layers, _) = self.work(tower, |tower| tower.tower.activations()).await?;
         let chunked = |(name, values): (String, Vec<f32>)| {
-            chunks::split(Header { name, ..Header::default() }, &values)
+            chunks::split(Header { name, ..Header::default() }, &values.into())
         };
         let pieces: Vec<_> = layers.into_iter().map(chunked).collect();
         let all = pieces.into_iter().fold(Box::pin(tokio_stream::empty()) as Chunks, |all, one| {
@@ -170,10 +176,10 @@ pub struct RemoteTower {
     runtime: Runtime,
     identity: Arc<Identity>,
     peer: Peer,
-    client: TowersClient<Line>,
+    client: TowersClient<Bulk<Line>>,
     index: u32,
     device: DeviceName,
-    packed: Vec<f32>,
+    packed: Shared,
 }
 
 impl RemoteTower {
@@ -185,8 +191,8 @@ impl RemoteTower {
             ..DeviceName::default()
         };
         let device = DeviceName::local(DeviceKind::Cpu, index).merged(&task);
-        let client = TowersClient::new(peer.channel.clone());
-        Self { runtime, identity, peer, client, index, device, packed: Vec::new() }
+        let client = TowersClient::new(Bulk(peer.channel.clone()));
+        Self { runtime, identity, peer, client, index, device, packed: Shared::default() }
     }
 }
 
@@ -218,16 +224,20 @@ impl Tower for RemoteTower {
             reason: in_host.to_owned(),
         };
         let into = into.as_host_mut().ok_or_else(on_host)?;
-        self.packed.clear();
-        self.packed.extend_from_slice(variables.as_host().ok_or_else(on_host)?);
-        self.packed.extend_from_slice(&batch.features);
-        self.packed.extend_from_slice(&batch.labels);
+        let parts = [variables.as_host().ok_or_else(on_host)?, &batch.features, &batch.labels];
+        let mut packed = self.packed.memory(parts.iter().map(|part| part.len()).sum());
+        for part in parts {
+            let (own, rest) = packed.split_at_mut(part.len());
+            own.copy_from_slice(part);
+            packed = rest;
+        }
         let task = self.identity.task.to_string();
         let header = Header { task, tower: self.index, observe, ..Header::default() };
         let request = chunks::split(header, &self.packed);
         let client = &mut self.client;
         let call = async {
-            let mut answer = client.gradients(request).await?.into_inner();
+            let mut answer = client.gradients(bulk::request(request)).await?;
+            let mut answer = bulk::received(answer.extensions_mut());
             chunks::join(&mut answer, |_| Ok(into)).await
         };
         let header = self.runtime.block_on(self.peer.within(call)).map_err(remote)?;

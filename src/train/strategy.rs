@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    ClusterMode, Exchange, LearningRateConfig, OptimizerConfig, Precision, Reduce, RunConfig,
-    TowerDevices, UpdateRule as RuleConfig, VariablePlacement,
+    ClusterConfig, ClusterMode, Exchange, LearningRateConfig, OptimizerConfig, Precision, Reduce,
+    RunConfig, TowerDevices, UpdateRule as RuleConfig, VariablePlacement, Wire as WireConfig,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::CpuDevice;
@@ -16,7 +16,8 @@ use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
 use crate::optim::{Curve, Schedule, UpdateRule};
 use crate::reduce::{
-    CollectiveMean, CpuMean, GradientReducer, Independent, Link, SEGMENT, Topology,
+    CollectiveMean, CpuMean, GradientReducer, Independent, Link, ReduceError, SEGMENT, Topology,
+    Wire,
 };
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::tower::{LocalTower, Tower};
@@ -301,12 +302,7 @@ impl Build<'_> {
                 reason: "NCCL averages between GPUs, and this run has CPU towers".to_owned(),
             }),
             (_, Some(link)) => {
-                let local = Box::new(CpuMean::undivided(self.host.clone(), n_batches, len)?);
-                let topology = match config.cluster.exchange {
-                    Exchange::Direct => Topology::Direct,
-                    Exchange::Ring => Topology::Ring,
-                };
-                Box::new(CollectiveMean::new(local, link, topology, SEGMENT, len)?)
+                Box::new(collective(&config.cluster, self.host.clone(), n_batches, link, len)?)
             }
             (Reduce::None, None) => Box::new(Independent),
             (Reduce::Auto | Reduce::Cpu, None) => {
@@ -352,6 +348,27 @@ impl Build<'_> {
             mean_losses: vec![0.0; n_losses],
         })
     }
+}
+
+/// The mean over `n_slabs` gradients of `len` floats here and those of all workers; `host` adds up the ones that are here.
+pub fn collective(
+    config: &ClusterConfig,
+    host: Arc<dyn Device>,
+    n_slabs: usize,
+    link: Box<dyn Link>,
+    len: usize,
+) -> Result<CollectiveMean, ReduceError> {
+    let local = Box::new(CpuMean::undivided(host, n_slabs, len)?);
+    let topology = match config.exchange {
+        Exchange::Direct => Topology::Direct,
+        Exchange::Ring => Topology::Ring,
+    };
+    let wire = match config.wire {
+        WireConfig::F32 => Wire::F32,
+        WireConfig::Bf16 => Wire::Bf16,
+        WireConfig::F16 => Wire::F16,
+    };
+    CollectiveMean::new(local, link, topology, wire, SEGMENT, len)
 }
 
 fn rule(config: &OptimizerConfig) -> UpdateRule {

@@ -1,6 +1,7 @@
 //! Leaf helpers; imports nothing from the crate.
 
 pub mod clock;
+pub mod half;
 pub mod rng;
 pub mod stats;
 

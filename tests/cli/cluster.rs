@@ -18,9 +18,15 @@ fn fitted(out: &str) -> (f64, f64) {
 
 #[test]
 fn every_mode_fits_the_line() {
-    for (mode, ps) in
-        [("ps-sync", 1), ("ps-async", 1), ("collective", 0), ("in-graph", 0), ("in-graph", 1)]
-    {
+    for (mode, ps) in [
+        ("ps-sync", 1),
+        ("ps-async", 1),
+        ("collective", 0),
+        ("collective\n  wire: bf16", 0),
+        ("collective\n  wire: f16\n  exchange: ring", 0),
+        ("in-graph", 0),
+        ("in-graph", 1),
+    ] {
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
         let ended = space.ok("launch --config cluster.yaml -- --train-dir run --max-steps 600");
@@ -78,6 +84,10 @@ fn other_settings_are_refused_with_both_values() {
         .run("train --config cluster.yaml --job-name worker --task-index 0 --max-steps 7 --overwrite --train-dir run")
         .code(8)
         .says(&["train.max_steps", "7"]);
+    space
+        .run("train --config cluster.yaml --job-name worker --task-index 0 --set cluster.wire=bf16 --overwrite --train-dir run")
+        .code(8)
+        .says(&["cluster.wire", "bf16", "f32"]);
     drop(ps);
 }
 

@@ -318,6 +318,33 @@ fn a_benchmark_that_diverges_is_invalid() {
 }
 
 #[test]
+fn a_benchmark_of_the_mean_over_processes() {
+    let space = Space::new();
+    for (flags, ranks) in [("", 2), ("--ranks 3 --exchange ring --wire bf16", 3)] {
+        let args = format!("bench reduce --sizes 4,300000 --rounds 2 {flags}");
+        let result = benchmark(&space, &format!("{args} --json"), 0);
+        assert_eq!(result["ranks"], ranks);
+        for (size, bytes) in [4, 300_000].into_iter().enumerate() {
+            let size = &result["sizes"][size];
+            assert_eq!(size["bytes"], bytes);
+            assert_eq!(size["rounds"].as_array().map(Vec::len), Some(2));
+            assert!(size["gb_per_sec"].as_f64().is_some_and(|v| v.is_finite() && v > 0.0));
+        }
+        assert_eq!(space.ok(&args).out.matches("GB/s").count(), 2);
+    }
+}
+
+#[test]
+fn a_benchmark_of_a_round_with_a_parameter_server() {
+    let space = Space::new();
+    let result = benchmark(&space, "bench rpc --rounds 1 --json", 0);
+    for key in ["tcp_ms", "pull_ms", "push_ms", "round_ms", "ratio"] {
+        assert!(result[key].as_f64().is_some_and(|v| v.is_finite() && v > 0.0), "{result}");
+    }
+    assert!(space.ok("bench rpc --rounds 1").out.contains("times plain TCP"));
+}
+
+#[test]
 fn a_benchmark_of_the_input() {
     let space = Space::new();
     space.pictures("pictures", 4, 1);

@@ -46,6 +46,7 @@ cluster:
   max_staleness: null  # default
   placement: even  # default
   exchange: direct  # default
+  wire: f32  # default
   token_file: null  # default
   tls:
     ca: null  # default

@@ -1,4 +1,9 @@
-//! `tftrain bench`: examples per second and where a step's time goes.
+//! `tftrain bench`: examples per second and where a step's time goes; what tasks say to each other in bytes per second.
+
+mod args;
+mod child;
+mod reduce;
+mod rpc;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +12,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::args::{BenchArgs, BenchWhat, InputBenchArgs, StepBenchArgs, TrainArgs};
+pub(super) use self::args::BenchArgs;
+use self::args::{BenchWhat, InputBenchArgs, StepBenchArgs};
+use super::args::TrainArgs;
 use super::output::{note, print};
 use super::setup;
 use crate::config::Layers;
@@ -24,6 +31,8 @@ pub(super) fn bench(args: &BenchArgs) -> Result<u8> {
     match &args.what {
         BenchWhat::Step(args) => step(args),
         BenchWhat::Input(args) => input(args),
+        BenchWhat::Reduce(args) => reduce::reduce(args),
+        BenchWhat::Rpc(args) => rpc::rpc(args),
     }
 }
 
