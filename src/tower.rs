@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cluster::DeviceName;
 use crate::data::Batch;
-use crate::device::{Device, DeviceError, Executable, Slab};
+use crate::device::{Device, DeviceError, Done, Executable, Slab};
 use crate::model::Compiled;
 
 /// Forward, loss and backward of one batch.
@@ -15,8 +15,9 @@ pub trait Tower: Send {
     /// What its device is, in words: `2 threads, AVX-512`.
     fn describe(&self) -> String;
 
-    /// Writes the gradient into `into` and the losses (the total first) into `losses`. With `observe` the activations of
-    /// this batch can be asked for afterwards; the bits are the same.
+    /// Writes the gradient into `into` and the losses (the total first) into `losses`; `done` hears of each part of the
+    /// gradient when it is final. With `observe` the activations of this batch can be asked for afterwards; the bits are the
+    /// same.
     fn gradients(
         &mut self,
         variables: &Slab,
@@ -24,6 +25,7 @@ pub trait Tower: Send {
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
+        done: Done<'_>,
     ) -> Result<(), TowerError>;
 
     /// The activations of the last observed batch, by layer.
@@ -74,6 +76,7 @@ impl Tower for LocalTower {
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
+        done: Done<'_>,
     ) -> Result<(), TowerError> {
         if observe && self.observe.is_none() {
             self.observe = Some(self.device.load(self.compiled.observe())?);
@@ -82,7 +85,7 @@ impl Tower for LocalTower {
             Some(program) if observe => program,
             _ => &mut self.train,
         };
-        program.run(variables, &[&batch.features, &batch.labels], Some(into))?;
+        program.run(variables, &[&batch.features, &batch.labels], Some(into), done)?;
         for (i, loss) in losses.iter_mut().enumerate() {
             program.fetch(i, std::slice::from_mut(loss))?;
         }

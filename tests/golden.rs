@@ -93,7 +93,19 @@ fn first_step_has_tensorflows_activations_and_gradients() {
 
     let mut tower = LocalTower::new(device, compiled.clone()).unwrap();
     let mut losses = [0.0; 2];
-    tower.gradients(&variables, &Waves::new().batch(), true, &mut gradients, &mut losses).unwrap();
+    let batch = Waves::new().batch();
+    // Every float of the gradient is told of once, with its final value.
+    let mut told = vec![None; compiled.table().slab_len()];
+    let mut done = |range: std::ops::Range<usize>, values: &[f32]| {
+        for (at, value) in range.zip(values) {
+            assert!(told[at].replace(*value).is_none());
+        }
+    };
+    tower.gradients(&variables, &batch, true, &mut gradients, &mut losses, &mut done).unwrap();
+    for row in compiled.table().rows() {
+        let values = gradients.as_host().unwrap()[row.range()].iter().map(|v| Some(*v));
+        assert!(values.eq(told[row.range()].iter().copied()), "{}", row.name);
+    }
 
     let expected = [numbers(&golden["losses"])[0], numbers(&golden["cross_entropies"])[0]];
     for (loss, expected) in losses.into_iter().zip(expected) {

@@ -58,7 +58,9 @@ impl Case {
     /// Runs and returns the output.
     fn run(&mut self) -> Vec<f32> {
         let feeds: [&[f32]; 2] = [&self.labels, &self.upstream];
-        self.program.run(&self.variables, &feeds, Some(&mut self.gradients)).unwrap();
+        self.program
+            .run(&self.variables, &feeds, Some(&mut self.gradients), &mut |_, _| ())
+            .unwrap();
         let mut out = vec![0.0; self.upstream.len()];
         self.program.fetch(0, &mut out).unwrap();
         out

@@ -159,6 +159,9 @@ pub(crate) struct TrainArgs {
     /// Also keep for good one checkpoint per so many hours
     #[arg(long, visible_alias = "keep-checkpoint-every-n-hours", value_name = "HOURS")]
     pub(crate) keep_every_hours: Option<f64>,
+    /// First steps to draw in trace.json of --train-dir, for Chrome's trace viewer or Perfetto
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) trace_steps: u64,
     /// Any setting of the configuration, by its key: optimizer.momentum=0.9
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,

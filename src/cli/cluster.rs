@@ -64,6 +64,7 @@ pub(super) fn identity(
         ("cluster.placement".to_owned(), cluster.placement.to_string()),
         ("cluster.exchange".to_owned(), cluster.exchange.to_string()),
         ("cluster.wire".to_owned(), cluster.wire.to_string()),
+        ("cluster.overlap".to_owned(), cluster.overlap.to_string()),
         ("cluster.max_staleness".to_owned(), format!("{:?}", cluster.max_staleness)),
         (
             "cluster.replicas_to_aggregate".to_owned(),

@@ -27,9 +27,11 @@ use crate::rpc::RpcError;
 use crate::store::State;
 use crate::train::{
     Assembly, CheckpointHook, EvalHook, Evaluator, EventsReport, Hook, LogHook, MetricsReport,
-    Outcome, Part, Progress, Report, SummaryHook, Supervisor, Trainer, Training, assemble,
+    Outcome, Part, Progress, Report, SummaryHook, Supervisor, TraceHook, Trainer, Training,
+    assemble,
 };
 use crate::util::clock::Clock;
+use crate::util::trace::Trace;
 
 /// Lives in a row without a step between them, after which a run gives up.
 const FRUITLESS_LIVES: u32 = 3;
@@ -181,6 +183,12 @@ impl Run<'_> {
             self.keep_records(dir, &assembly, start_step, saved_step, &mut hooks, &mut reports)?;
         }
 
+        if let Some(dir) = self.train_dir.as_ref().filter(|_| self.args.trace_steps > 0) {
+            let trace = Arc::new(Trace::new(self.clock.clone(), self.args.trace_steps));
+            assembly.trainers.iter_mut().for_each(|trainer| trainer.trace(trace.clone()));
+            let process = worker.map_or_else(|| "tftrain".to_owned(), Worker::name);
+            hooks.push(Box::new(TraceHook::new(trace, dir.path(), process)));
+        }
         let began = self.clock.monotonic();
         let supervisor = Supervisor { max_steps, hooks, reports, signal: self.signal.clone() };
         let (outcome, trainers) = supervisor.run(std::mem::take(&mut assembly.trainers))?;

@@ -88,7 +88,9 @@ impl Serve<'_> {
         let settings = store_settings(config, self.examples(), computing);
         let mode = update_mode(config, trainers.len());
         let synchronous = matches!(mode, Mode::Sync(_));
-        let own = ranges(config, place, compiled).swap_remove(place.task.index as usize);
+        // Indices may be sparse.
+        let rank = place.spec.ps_tasks().iter().position(|ps| *ps == place.task).unwrap_or(0);
+        let own = ranges(config, place, compiled).swap_remove(rank);
         let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
         let shard = Shard::new(own, settings.clone(), mode, device)?;
         let bytes = stats::bytes(4 * shard.floats() as u64);

@@ -23,6 +23,8 @@ pub struct ClusterConfig {
     pub exchange: Exchange,
     /// How the floats of gradients travel in a collective.
     pub wire: Wire,
+    /// Whether finished gradients are exchanged while others are still being computed.
+    pub overlap: bool,
     /// File with the token that all tasks share; `None` = none.
     pub token_file: Option<String>,
     /// Certificates.
@@ -52,6 +54,7 @@ impl Default for ClusterConfig {
             placement: Placement::Even,
             exchange: Exchange::Direct,
             wire: Wire::F32,
+            overlap: true,
             token_file: None,
             tls: TlsConfig::default(),
         }

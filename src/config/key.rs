@@ -154,6 +154,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("cluster.placement", Kind::Choice(Placement::NAMES)),
     key("cluster.exchange", Kind::Choice(Exchange::NAMES)),
     key("cluster.wire", Kind::Choice(Wire::NAMES)),
+    key("cluster.overlap", Kind::Switch),
     key("cluster.token_file", Kind::Text).nullable(),
     key("cluster.tls.ca", Kind::Text).nullable(),
     key("cluster.tls.cert", Kind::Text).nullable(),

@@ -9,6 +9,8 @@ mod slab;
 
 pub use slab::Slab;
 
+use std::ops::Range;
+
 use crate::cluster::DeviceName;
 use crate::graph::Program;
 use crate::optim::UpdateRule;
@@ -53,14 +55,19 @@ pub struct UpdateSlabs<'a> {
     pub averages: Option<&'a mut Slab>,
 }
 
+/// Hears of each range of the slab of gradients, with its values, as soon as they are final, while the rest is still being
+/// computed.
+pub type Done<'a> = &'a mut (dyn FnMut(Range<usize>, &[f32]) + Send);
+
 /// A program bound to a device.
 pub trait Executable: Send {
-    /// Runs once. `gradients` is there exactly when the program computes them.
+    /// Runs once. `gradients` is there exactly when the program computes them; `done` hears of every row of them once.
     fn run(
         &mut self,
         variables: &Slab,
         feeds: &[&[f32]],
         gradients: Option<&mut Slab>,
+        done: Done<'_>,
     ) -> Result<(), DeviceError>;
     /// Copies a fetched value of the last run to the host.
     fn fetch(&self, index: usize, into: &mut [f32]) -> Result<(), DeviceError>;

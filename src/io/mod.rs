@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod event;
 mod metrics;
 pub mod record;
+mod trace;
 mod train_dir;
 
 pub use atomic::write_atomic;
@@ -14,6 +15,7 @@ pub use checkpoint::{CheckpointStore, Retention, Snapshot};
 pub use event::{EventKind, EventRecord, EventWriter, read_events};
 pub use metrics::MetricsWriter;
 pub use record::{RecordReader, RecordWriter};
+pub use trace::{TRACE_FILE, write_trace};
 pub use train_dir::{OpenMode, RUN_FILE, TrainDir};
 
 /// What can go wrong with a file.

@@ -76,7 +76,7 @@ impl Accumulator {
     }
 
     /// The workers that live and have a gradient to give to this round.
-    pub fn awaited(&self) -> Vec<usize> {
+    pub fn owing(&self) -> Vec<usize> {
         let owes = |worker: &usize| {
             let member = &self.members[*worker];
             self.is_awaited(member) && member.given < self.share_of(*worker)

@@ -102,10 +102,10 @@ impl Shard {
     }
 
     /// The workers without whose gradients the round at hand does not end.
-    pub fn awaited(&self) -> Vec<usize> {
+    pub fn owing(&self) -> Vec<usize> {
         match &self.rule {
             Rule::Async { .. } => Vec::new(),
-            Rule::Sync(accumulator) => accumulator.awaited(),
+            Rule::Sync(accumulator) => accumulator.owing(),
         }
     }
 

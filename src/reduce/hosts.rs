@@ -1,23 +1,49 @@
 //! [`Hosts`]: carries out the schedule of an exchange over a [`Link`].
 
 use std::collections::VecDeque;
-use std::iter::Peekable;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Exchange, Link, ReduceError, Wire};
+use super::{Exchange, Link, ReduceError, Wire, direct, ring};
 use crate::device::cpu::{Ctx, Isa, reduce::tree_sum};
 use crate::device::{DeviceError, Slab};
 
-/// The tag of the message that tells how many gradients a rank has; schedules count from zero.
-const COUNT: u32 = u32::MAX;
+/// The tag of the message that tells a rank's share; schedules count from zero.
+const SHARE: u32 = u32::MAX;
 
 /// Floats that are added at a time, so that they stay in the nearest cache.
 const BLOCK: usize = 1024;
 
 /// Messages that are remembered, for their memory.
 const REMEMBERED: usize = 8;
+
+/// Which way gradients take between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Topology {
+    /// Everybody with everybody: [`direct`].
+    #[default]
+    Direct,
+    /// Around a ring: [`ring`].
+    Ring,
+}
+
+/// How an exchange is cut into messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schedule {
+    pub(super) topology: Topology,
+    /// Floats of a message, at most.
+    pub(super) segment: usize,
+}
+
+/// What a rank brings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    /// Its gradients.
+    pub(super) gradients: f32,
+    /// The sum of their losses.
+    pub(super) losses: f32,
+}
 
 /// This rank among the others.
 pub(super) struct Hosts {
@@ -60,42 +86,72 @@ impl Hosts {
         u64::from(self.round) << 32 | u64::from(tag)
     }
 
-    /// One over the number of gradients of all ranks.
-    fn scale(&mut self, own: usize) -> Result<f32, ReduceError> {
-        let mut total = own as f32;
+    /// The shares of all ranks together.
+    fn total(&mut self, own: Share) -> Result<Share, ReduceError> {
+        let mut total = own;
         for from in self.peers() {
-            let mut count = [0.0];
-            let tag = self.tag(COUNT);
-            self.link.recv(from, tag, &mut count)?;
-            total += count[0];
+            let mut share = [0.0; 2];
+            let tag = self.tag(SHARE);
+            self.link.recv(from, tag, &mut share)?;
+            total.gradients += share[0];
+            total.losses += share[1];
         }
-        Ok(1.0 / total.max(1.0))
+        Ok(total)
     }
 
-    /// From this rank's sum of `count` gradients to everybody's mean.
+    /// From this rank's sum of gradients to everybody's mean, in a range of the slab that `own` is the part of. Gives the
+    /// shares of all ranks together.
     pub(super) fn exchange(
         &mut self,
+        schedule: Schedule,
+        range: &Range<usize>,
         own: &[f32],
-        count: usize,
-        mut todo: Peekable<impl Iterator<Item = Exchange>>,
-    ) -> Result<(), ReduceError> {
+        share: Share,
+    ) -> Result<Share, ReduceError> {
+        let (rank, size) = (self.link.rank(), self.link.size());
+        let Schedule { topology, segment } = schedule;
+        match topology {
+            Topology::Direct => {
+                self.follow(range.start, own, share, direct(rank, size, own.len(), segment))
+            }
+            Topology::Ring => {
+                self.follow(range.start, own, share, ring(rank, size, own.len(), segment))
+            }
+        }
+    }
+
+    fn follow(
+        &mut self,
+        start: usize,
+        own: &[f32],
+        share: Share,
+        todo: impl Iterator<Item = Exchange>,
+    ) -> Result<Share, ReduceError> {
+        let mut todo = todo.peekable();
         for to in self.peers() {
-            let tag = self.tag(COUNT);
-            self.link.send(to, tag, &[count as f32])?;
+            let tag = self.tag(SHARE);
+            self.link.send(to, tag, &[share.gradients, share.losses])?;
         }
         // What can go before anything is awaited, goes.
         while let Some(first) = todo.next_if(|e| matches!(e, Exchange::Send { .. })) {
-            self.carry_out(first, own, 1.0)?;
+            self.carry_out(first, start, own, 1.0)?;
         }
-        let scale = self.scale(count)?;
-        todo.try_for_each(|exchange| self.carry_out(exchange, own, scale))?;
+        let total = self.total(share)?;
+        let scale = 1.0 / total.gradients.max(1.0);
+        todo.try_for_each(|exchange| self.carry_out(exchange, start, own, scale))?;
         self.round = self.round.wrapping_add(1);
-        Ok(())
+        Ok(total)
+    }
+
+    /// The mean of a range that lies so far behind `start`.
+    fn mean(&mut self, start: usize, range: Range<usize>) -> &mut [f32] {
+        &mut host(&mut self.mean)[start + range.start..start + range.end]
     }
 
     fn carry_out(
         &mut self,
         exchange: Exchange,
+        start: usize,
         own: &[f32],
         scale: f32,
     ) -> Result<(), ReduceError> {
@@ -103,7 +159,7 @@ impl Hosts {
         match exchange {
             Exchange::Send { to, tag, range, summed } => {
                 let mut message = self.memory(range.len() * wire.width());
-                let floats = if summed { &host(&mut self.mean)[range] } else { &own[range] };
+                let floats = if summed { self.mean(start, range) } else { &own[range] };
                 wire.encode(floats, &mut message);
                 let message = message.freeze();
                 self.remember(message.clone());
@@ -112,21 +168,21 @@ impl Hosts {
             Exchange::Keep { from, tag, range } => {
                 self.kept[from] = self.message(from, tag, range.len())?;
             }
-            Exchange::Sum { range } => self.sum(range, own, scale),
+            Exchange::Sum { range } => self.sum(start, range, own, scale),
             Exchange::Add { from, tag, range } => {
                 let message = self.message(from, tag, range.len())?;
-                let sums = &mut host(&mut self.mean)[range.clone()];
+                let sums = self.mean(start, range.clone());
                 wire.decode(&message, sums);
                 sums.iter_mut().zip(&own[range]).for_each(|(sum, own)| *sum += own);
             }
             Exchange::Divide { range } => {
-                let mean = &mut host(&mut self.mean)[range];
+                let mean = self.mean(start, range);
                 mean.iter_mut().for_each(|x| *x *= scale);
                 wire.round(mean);
             }
             Exchange::Receive { from, tag, range } => {
                 let message = self.message(from, tag, range.len())?;
-                wire.decode(&message, &mut host(&mut self.mean)[range]);
+                wire.decode(&message, self.mean(start, range));
             }
         }
         Ok(())
@@ -140,10 +196,10 @@ impl Hosts {
     }
 
     /// Adds what was kept and what is one's own as a tree by rank, and divides.
-    fn sum(&mut self, range: Range<usize>, own: &[f32], scale: f32) {
+    fn sum(&mut self, start: usize, range: Range<usize>, own: &[f32], scale: f32) {
         let ctx = Ctx { isa: Isa::detect(), threads: 1 };
         let (rank, width) = (self.link.rank(), self.wire.width());
-        let mean = &mut host(&mut self.mean)[range.clone()];
+        let mean = &mut host(&mut self.mean)[start + range.start..start + range.end];
         for (i, (mean, own)) in mean.chunks_mut(BLOCK).zip(own[range].chunks(BLOCK)).enumerate() {
             let bytes = i * BLOCK * width..(i * BLOCK + own.len()) * width;
             for (from, block) in self.blocks.iter_mut().enumerate().filter(|(r, _)| *r != rank) {

@@ -2,27 +2,53 @@
 
 mod collective;
 mod cpu;
+mod early;
 mod exchange;
 mod hosts;
 mod link;
 mod wire;
 
-pub use collective::{CollectiveMean, Topology};
+pub use collective::{CollectiveMean, Way, buckets};
 pub use cpu::CpuMean;
 pub use exchange::{Exchange, SEGMENT, direct, ring};
+pub use hosts::Topology;
 pub use link::{Link, LocalLink};
 pub use wire::Wire;
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::device::{DeviceError, Slab};
+use crate::util::trace::Trace;
 
 /// Averages the gradients of all towers, one slab per tower and micro-batch.
 pub trait GradientReducer: Send {
     /// One word for the header: `cpu`.
     fn name(&self) -> &'static str;
-    /// Computes the mean. All replicas must call it the same number of times with the same layout.
-    fn reduce(&mut self, grads: &mut [Slab]) -> Result<(), ReduceError>;
+    /// A step begins; its towers tell the sink what is final.
+    fn begin(&mut self) -> &dyn Sink {
+        &Nobody
+    }
+    /// Traces what is done in other threads from now on.
+    fn trace(&mut self, _trace: Arc<Trace>) {}
+    /// Computes the mean. All replicas must call it the same number of times with the same layout. `loss` is the mean loss of
+    /// `grads`, and becomes that of all whose gradients are in the mean.
+    fn reduce(&mut self, grads: &mut [Slab], loss: &mut f64) -> Result<(), ReduceError>;
     /// The result of the last [`GradientReducer::reduce`] over `grads`: one slab for all, or one per tower.
     fn mean<'a>(&'a self, grads: &'a [Slab]) -> &'a [Slab];
+}
+
+/// Hears of gradients while they are being computed, so that who has to wait for others can begin.
+pub trait Sink: Sync {
+    /// A range of gradient `index` has these values for good. Called once for each range, from the threads of the towers.
+    fn ready(&self, index: usize, range: Range<usize>, values: &[f32]);
+}
+
+/// Who waits until all gradients are there.
+struct Nobody;
+
+impl Sink for Nobody {
+    fn ready(&self, _index: usize, _range: Range<usize>, _values: &[f32]) {}
 }
 
 /// No exchange: every tower applies its own gradient. The honest 100 % line for scaling.
@@ -34,7 +60,7 @@ impl GradientReducer for Independent {
         "none"
     }
 
-    fn reduce(&mut self, _grads: &mut [Slab]) -> Result<(), ReduceError> {
+    fn reduce(&mut self, _grads: &mut [Slab], _loss: &mut f64) -> Result<(), ReduceError> {
         Ok(())
     }
 

@@ -114,7 +114,7 @@ impl ParameterServer {
             return (0, "waiting for the chief's values".to_owned());
         };
         let awaited: Vec<String> =
-            inner.shard.awaited().into_iter().map(|w| self.workers[w].to_string()).collect();
+            inner.shard.owing().into_iter().map(|w| self.workers[w].to_string()).collect();
         let awaited = match awaited.is_empty() {
             true => String::new(),
             false => format!(", waiting for gradients of {}", awaited.join(", ")),

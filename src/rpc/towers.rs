@@ -20,7 +20,7 @@ use super::security::Line;
 use super::{RpcError, Runtime};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 use crate::data::Batch;
-use crate::device::{DeviceError, Slab};
+use crate::device::{DeviceError, Done, Slab};
 use crate::tower::{Tower, TowerError};
 
 /// The exit code of a run whose device failed.
@@ -60,7 +60,7 @@ impl Served {
         self.batch.features.copy_from_slice(features);
         self.batch.labels.copy_from_slice(labels);
         let Self { tower, variables, batch, gradients, losses, .. } = self;
-        tower.gradients(variables, batch, observe, gradients, losses)?;
+        tower.gradients(variables, batch, observe, gradients, losses, &mut |_, _| ())?;
         let len = self.gradients.len();
         Ok(self.gradients.read(0..len, self.answer.memory(len))?)
     }
@@ -217,6 +217,7 @@ impl Tower for RemoteTower {
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
+        done: Done<'_>,
     ) -> Result<(), TowerError> {
         let in_host = "the variables and gradients of a client are in the host's memory";
         let on_host = || DeviceError::Mismatch {
@@ -238,7 +239,7 @@ impl Tower for RemoteTower {
         let call = async {
             let mut answer = client.gradients(bulk::request(request)).await?;
             let mut answer = bulk::received(answer.extensions_mut());
-            chunks::join(&mut answer, |_| Ok(into)).await
+            chunks::join(&mut answer, |_| Ok(&mut *into)).await
         };
         let header = self.runtime.block_on(self.peer.within(call)).map_err(remote)?;
         if header.losses.len() != losses.len() {
@@ -247,6 +248,7 @@ impl Tower for RemoteTower {
             return Err(remote(RpcError::Protocol { task, reason }));
         }
         losses.copy_from_slice(&header.losses);
+        done(0..into.len(), into);
         Ok(())
     }
 

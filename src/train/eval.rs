@@ -148,7 +148,7 @@ impl Evaluator {
     fn run(&mut self) -> Result<()> {
         // A forward program has no use for labels, but the feed has its place.
         let labels = &self.logits[..self.batch];
-        self.program.run(&self.variables, &[&self.features, labels], None)?;
+        self.program.run(&self.variables, &[&self.features, labels], None, &mut |_, _| ())?;
         Ok(self.program.fetch(0, &mut self.logits)?)
     }
 }

@@ -1,6 +1,7 @@
 //! What happens after a step: log line, summary, evaluation, checkpoint.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use super::report::{Happening, Summary};
 use super::supervisor::Outcome;
 use super::trainer::{StepReport, Trainer};
 use crate::data::Source;
-use crate::io::{CheckpointStore, Snapshot};
+use crate::io::{CheckpointStore, Snapshot, TRACE_FILE, write_trace};
 use crate::util::clock::Clock;
+use crate::util::trace::Trace;
 
 /// Whether training goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -287,6 +289,41 @@ impl Hook for CheckpointHook {
     fn end(&mut self, trainer: &mut Trainer, outcome: Outcome, tell: &mut Tell<'_>) -> Result<()> {
         if outcome != Outcome::Failed && trainer.global_step() != self.last_step {
             self.save(trainer, tell)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes `trace.json` once the steps that were asked for are over.
+pub struct TraceHook {
+    trace: Arc<Trace>,
+    path: PathBuf,
+    process: String,
+}
+
+impl TraceHook {
+    /// For a trace that the trainers fill; the file goes into `dir`.
+    pub fn new(trace: Arc<Trace>, dir: &Path, process: String) -> Self {
+        Self { trace, path: dir.join(TRACE_FILE), process }
+    }
+}
+
+impl Hook for TraceHook {
+    fn after_step(
+        &mut self,
+        _trainer: &mut Trainer,
+        _report: &StepReport,
+        _tell: &mut Tell<'_>,
+    ) -> Result<Flow> {
+        if self.trace.step() {
+            write_trace(&self.path, &self.process, &self.trace.spans())?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn end(&mut self, _: &mut Trainer, _: Outcome, _: &mut Tell<'_>) -> Result<()> {
+        if self.trace.is_open() {
+            write_trace(&self.path, &self.process, &self.trace.spans())?;
         }
         Ok(())
     }

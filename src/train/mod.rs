@@ -8,6 +8,7 @@ mod duty;
 mod eval;
 mod hooks;
 mod meter;
+mod optimizer;
 mod progress;
 mod report;
 mod strategy;
@@ -16,7 +17,9 @@ mod trainer;
 
 pub use duty::{Duty, Training, computing_tasks, duty, has_client, settle_mode, update_mode};
 pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
-pub use hooks::{CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell};
+pub use hooks::{
+    CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell, TraceHook,
+};
 pub use meter::{Line, Meter};
 pub use progress::{Phase, Progress};
 pub use report::{EventsReport, Happening, MetricsReport, Report, Summary};

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
+use super::optimizer::{rule, schedule};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    ClusterConfig, ClusterMode, Exchange, LearningRateConfig, OptimizerConfig, Precision, Reduce,
-    RunConfig, TowerDevices, UpdateRule as RuleConfig, VariablePlacement, Wire as WireConfig,
+    ClusterConfig, ClusterMode, Exchange, Precision, Reduce, RunConfig, TowerDevices,
+    VariablePlacement, Wire as WireConfig,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::CpuDevice;
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
-use crate::optim::{Curve, Schedule, UpdateRule};
 use crate::reduce::{
     CollectiveMean, CpuMean, GradientReducer, Independent, Link, ReduceError, SEGMENT, Topology,
-    Wire,
+    Way, Wire, buckets,
 };
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::tower::{LocalTower, Tower};
@@ -302,7 +302,9 @@ impl Build<'_> {
                 reason: "NCCL averages between GPUs, and this run has CPU towers".to_owned(),
             }),
             (_, Some(link)) => {
-                Box::new(collective(&config.cluster, self.host.clone(), n_batches, link, len)?)
+                let starts: Vec<usize> = table.rows().iter().map(|row| row.offset).collect();
+                let host = self.host.clone();
+                Box::new(collective(&config.cluster, host, n_batches, link, &starts, len)?)
             }
             (Reduce::None, None) => Box::new(Independent),
             (Reduce::Auto | Reduce::Cpu, None) => {
@@ -333,6 +335,7 @@ impl Build<'_> {
         Ok(Trainer {
             clock: self.clock.clone(),
             progress: Arc::default(),
+            trace: None,
             input,
             towers,
             first_tower,
@@ -350,12 +353,17 @@ impl Build<'_> {
     }
 }
 
-/// The mean over `n_slabs` gradients of `len` floats here and those of all workers; `host` adds up the ones that are here.
+/// Floats of a bucket that is exchanged while others are still being computed, at least: 1 MiB.
+const BUCKET: usize = 1 << 18;
+
+/// The mean over `n_slabs` gradients of `len` floats, with rows that begin at `starts`, here and those of all workers; `host` adds
+/// up the ones that are here.
 pub fn collective(
     config: &ClusterConfig,
     host: Arc<dyn Device>,
     n_slabs: usize,
     link: Box<dyn Link>,
+    starts: &[usize],
     len: usize,
 ) -> Result<CollectiveMean, ReduceError> {
     let local = Box::new(CpuMean::undivided(host, n_slabs, len)?);
@@ -368,76 +376,8 @@ pub fn collective(
         WireConfig::Bf16 => Wire::Bf16,
         WireConfig::F16 => Wire::F16,
     };
-    CollectiveMean::new(local, link, topology, wire, SEGMENT, len)
-}
-
-fn rule(config: &OptimizerConfig) -> UpdateRule {
-    let clip = config.clip.map(|clip| clip as f32);
-    match config.rule {
-        RuleConfig::Sgd => UpdateRule { clip, ..UpdateRule::default() },
-        RuleConfig::Momentum { momentum, nesterov } => {
-            UpdateRule { momentum: Some(momentum as f32), nesterov, clip }
-        }
-    }
-}
-
-/// Epochs become steps of `global_batch` examples: `int(examples / global_batch * epochs)`, so that any number of towers
-/// decays at the same epoch. The tutorial's own rule, `tower_blind`, counted the batch of one tower.
-fn schedule(config: &RunConfig, examples: usize, global_batch: usize) -> Schedule {
-    let steps_by = |batch: usize, epochs: f64| (examples as f64 / batch as f64 * epochs) as u64;
-    let steps = |epochs: f64| steps_by(global_batch, epochs);
-    let rate = &config.optimizer.learning_rate;
-    let curve = match rate {
-        LearningRateConfig::Constant { initial, .. } => Curve::Constant(*initial),
-        LearningRateConfig::Exponential {
-            initial,
-            factor,
-            epochs_per_decay,
-            staircase,
-            tower_blind,
-            ..
-        } => Curve::Exponential {
-            initial: *initial,
-            factor: *factor,
-            decay_steps: match tower_blind {
-                true => steps_by(config.data.batch_size, *epochs_per_decay),
-                false => steps(*epochs_per_decay),
-            }
-            .max(1),
-            staircase: *staircase,
-        },
-        LearningRateConfig::Piecewise { values, boundaries_epochs, .. } => Curve::Piecewise {
-            values: values.clone(),
-            boundaries: boundaries_epochs.iter().map(|&epochs| steps(epochs)).collect(),
-        },
-        LearningRateConfig::Polynomial { initial, r#final, power, epochs, .. } => {
-            let steps = steps(*epochs).max(1);
-            Curve::Polynomial { initial: *initial, end: *r#final, power: *power, steps }
-        }
-    };
-    Schedule { curve, warmup_steps: steps(rate.warmup_epochs()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decays_at_the_same_epoch_for_any_number_of_towers() {
-        let mut config = RunConfig::recipe("cifar10").unwrap();
-        let decay = |config: &RunConfig, towers: usize| match schedule(config, 50_000, 128 * towers)
-            .curve
-        {
-            Curve::Exponential { decay_steps, .. } => decay_steps,
-            other => panic!("{other:?}"),
-        };
-        for (towers, steps) in [(1, 136_718), (2, 68_359), (3, 45_572), (4, 34_179), (8, 17_089)] {
-            assert_eq!(decay(&config, towers), steps);
-        }
-        let rate = &mut config.optimizer.learning_rate;
-        if let LearningRateConfig::Exponential { tower_blind, .. } = rate {
-            *tower_blind = true;
-        }
-        assert_eq!(decay(&config, 4), 136_718);
-    }
+    // Larger than everything where nothing may go early.
+    let least = if config.overlap { BUCKET } else { usize::MAX };
+    let way = Way { topology, wire, segment: SEGMENT, buckets: buckets(starts, len, least) };
+    CollectiveMean::new(local, link, way, n_slabs, len)
 }

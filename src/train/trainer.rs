@@ -14,11 +14,13 @@ use crate::reduce::GradientReducer;
 use crate::store::{Contribution, State, VariableStore};
 use crate::tower::Tower;
 use crate::util::clock::Clock;
+use crate::util::trace::Trace;
 
 /// Everything a step needs. In every mode the same; the mode decided what is plugged in.
 pub struct Trainer {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) progress: Arc<Progress>,
+    pub(super) trace: Option<Arc<Trace>>,
     pub(super) input: InputPipeline,
     pub(super) towers: Vec<Box<dyn Tower>>,
     /// The number of the first of them among all of the run.
@@ -100,7 +102,7 @@ impl Trainer {
     /// One training step. `observe` keeps the activations of tower 0 for a summary.
     pub fn step(&mut self, observe: bool) -> Result<StepReport> {
         let step = self.store.global_step();
-        let start = self.clock.monotonic();
+        let (start, traced) = (self.clock.monotonic(), self.trace.as_ref().and_then(|t| t.start()));
         self.progress.enter(step, Phase::Input);
         for batch in &mut self.batches {
             self.input.recycle(std::mem::take(batch));
@@ -108,22 +110,24 @@ impl Trainer {
         for batch in &mut self.batches {
             *batch = self.input.next()?;
         }
-        let fed = self.clock.monotonic();
+        let (fed, traced) = (self.clock.monotonic(), self.lap(traced, "input"));
         self.progress.enter(step, Phase::Compute);
         self.compute(step, observe)?;
-        let computed = self.clock.monotonic();
+        let (computed, traced) = (self.clock.monotonic(), self.lap(traced, "compute"));
         self.progress.enter(step, Phase::Reduce);
-        self.reducer.reduce(&mut self.grads)?;
-        let reduced = self.clock.monotonic();
+        let mut loss = self.mean_losses[0];
+        self.reducer.reduce(&mut self.grads, &mut loss)?;
+        let (reduced, traced) = (self.clock.monotonic(), self.lap(traced, "reduce"));
         self.progress.enter(step, Phase::Apply);
-        let share = Contribution { examples: self.examples_per_step(), loss: self.mean_losses[0] };
+        let share = Contribution { examples: self.examples_per_step(), loss };
         let applied = self.store.apply(self.reducer.mean(&self.grads), share)?;
         let end = self.clock.monotonic();
+        self.lap(traced, "apply");
         self.progress.enter(applied.global_step, Phase::Hooks);
         Ok(StepReport {
             step,
             global_step: applied.global_step,
-            loss: applied.loss.unwrap_or(self.mean_losses[0]),
+            loss: applied.loss.unwrap_or(loss),
             rate: applied.rate,
             examples: self.examples_per_step(),
             observed: observe,
@@ -136,9 +140,17 @@ impl Trainer {
         })
     }
 
+    /// Ends a span of this step's lane and begins the next.
+    fn lap(&self, start: Option<Duration>, what: &str) -> Option<Duration> {
+        let trace = self.trace.as_ref()?;
+        trace.span(start, "step", || what.to_owned());
+        trace.start()
+    }
+
     /// Gradients and losses of every micro-batch, the towers in parallel.
     fn compute(&mut self, step: u64, observe: bool) -> Result<()> {
         let pulled = self.store.pull()?;
+        let (sink, trace) = (self.reducer.begin(), self.trace.as_deref());
         let (n_micro, n_losses) = (self.grads.len() / self.towers.len(), self.loss_names.len());
         let one = |i: usize,
                    tower: &mut Box<dyn Tower>,
@@ -147,10 +159,16 @@ impl Trainer {
                    losses: &mut [f32]|
          -> Result<()> {
             let micro_batches = grads.iter_mut().zip(batches).zip(losses.chunks_mut(n_losses));
-            for ((into, batch), losses) in micro_batches {
+            for (micro, ((into, batch), losses)) in micro_batches.enumerate() {
+                let mut done = |range, values: &_| sink.ready(i * n_micro + micro, range, values);
+                let start = trace.and_then(Trace::start);
                 tower
-                    .gradients(pulled.replica(i), batch, observe && i == 0, into, losses)
+                    .gradients(pulled.replica(i), batch, observe && i == 0, into, losses, &mut done)
                     .with_context(|| format!("tower_{}", self.first_tower + i))?;
+                if let Some(trace) = trace {
+                    let lane = format!("tower_{}", self.first_tower + i);
+                    trace.span(start, &lane, || "gradients".to_owned());
+                }
             }
             Ok(())
         };
@@ -200,6 +218,12 @@ impl Trainer {
     /// Tells `progress` of each phase from now on.
     pub fn tell(&mut self, progress: Arc<Progress>) {
         self.progress = progress;
+    }
+
+    /// Traces steps from now on.
+    pub fn trace(&mut self, trace: Arc<Trace>) {
+        self.reducer.trace(trace.clone());
+        self.trace = Some(trace);
     }
 
     /// Updates so far, those of other towers included.

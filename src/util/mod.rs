@@ -4,6 +4,7 @@ pub mod clock;
 pub mod half;
 pub mod rng;
 pub mod stats;
+pub mod trace;
 
 /// Cores that this process may use.
 pub fn cores() -> usize {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::net::TcpListener;
 
-use crate::support::{Space, cluster, same};
+use crate::support::{Space, cluster, ports, same};
 
 /// The last weight and bias that a run printed.
 fn fitted(out: &str) -> (f64, f64) {
@@ -37,6 +37,25 @@ fn every_mode_fits_the_line() {
         );
         assert_eq!(space.checkpoints("run"), [600], "{mode}");
         assert!(!ended.err.contains("exit code"), "{}", ended.err);
+    }
+}
+
+#[test]
+fn jobs_may_have_any_names_and_sparse_indices() {
+    for (mode, job) in [("ps-sync", "worker"), ("in-graph", "work")] {
+        let space = Space::new();
+        let [a, b, c, d] = ports(4).try_into().unwrap();
+        let at = |port: u16| format!("\"127.0.0.1:{port}\"");
+        let text = format!(
+            "model: line\ndata: {{name: line}}\ncluster:\n  mode: {mode}\n  ps: {{2: {}, 5: {}}}\n  {job}: {{0: {}, 7: {}}}\n",
+            at(a),
+            at(b),
+            at(c),
+            at(d)
+        );
+        fs::write(space.path("cluster.yaml"), text).unwrap();
+        space.ok("launch --config cluster.yaml -- --train-dir run --max-steps 50");
+        assert_eq!(space.checkpoints("run"), [50], "{mode}");
     }
 }
 

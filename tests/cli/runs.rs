@@ -30,6 +30,31 @@ fn step_line(line: &str) -> Option<(u64, f64)> {
 }
 
 #[test]
+fn the_first_steps_are_drawn_when_asked_for() {
+    let space = Space::new();
+    space.ok(&format!("{SMALL} --num-towers 2 --max-steps 5 --trace-steps 3 --train-dir run"));
+    let text = std::fs::read_to_string(space.path("run/trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count = |name: &str| events.iter().filter(|e| e["ph"] == "X" && e["name"] == name).count();
+    assert_eq!(["input", "compute", "reduce", "apply"].map(count), [3; 4]);
+    assert_eq!(count("gradients"), 2 * 3);
+    let spans = || events.iter().filter(|e| e["ph"] == "X");
+    let lanes: Vec<&str> = events
+        .iter()
+        .filter(|e| e["name"] == "thread_name")
+        .map(|e| e["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(lanes, ["step", "tower_0", "tower_1"]);
+    // The parts of the step lie one after the other.
+    let steps: Vec<_> = spans().filter(|e| e["tid"] == 0).collect();
+    let time = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
+    assert!(
+        steps.windows(2).all(|p| time(p[0], "ts") + time(p[0], "dur") <= time(p[1], "ts") + 1.0)
+    );
+}
+
+#[test]
 fn a_header_then_a_line_every_ten_steps() {
     let space = Space::new();
     let ended = space.ok(&format!("{SMALL} --max-steps 25 --num-towers 2 --train-dir run"));

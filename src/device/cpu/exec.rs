@@ -7,7 +7,7 @@ use super::depthwise::{self, Depthwise};
 use super::gemm::{Matmul, matmul, matmul_scratch};
 use super::norm::{self, BatchNorm};
 use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
-use crate::device::{DeviceError, Executable, Slab};
+use crate::device::{DeviceError, Done, Executable, Slab};
 use crate::graph::{Op, Place, Program, Step, View, Window};
 use crate::tensor::Shape;
 
@@ -69,6 +69,7 @@ impl Executable for Interpreter {
         variables: &Slab,
         feeds: &[&[f32]],
         gradients: Option<&mut Slab>,
+        done: Done<'_>,
     ) -> Result<(), DeviceError> {
         let expected = &self.program.feeds;
         let fed = feeds.len() == expected.len()
@@ -97,7 +98,16 @@ impl Executable for Interpreter {
         let mut memory =
             Memory { feeds, variables, gradients: Raw::of(gradients), arena: Raw::of(arena) };
         let (ctx, steps) = (self.ctx, &self.program.steps);
-        let mut all = || steps.iter().for_each(|step| execute(ctx, step, &mut memory, scratch));
+        let mut all = || {
+            for step in steps {
+                execute(ctx, step, &mut memory, scratch);
+                // Each row is the output of one step.
+                let View { place, offset, len } = step.output;
+                if place == Place::Gradients {
+                    done(offset..offset + len, memory.get(step.output));
+                }
+            }
+        };
         match &self.pool {
             Some(pool) => pool.install(all),
             None => all(),
