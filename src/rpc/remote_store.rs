@@ -1,10 +1,12 @@
 //! [`RemoteStore`]: a `VariableStore` whose variables are on parameter servers.
 
+use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
 use tonic::Response;
 
 use super::bulk::{self, Bulk};
@@ -129,31 +131,28 @@ impl RemoteStore {
         self.shards.iter().map(|shard| shard.step).min().unwrap_or(0)
     }
 
-    /// Runs one call per ps task, all at once; the first error counts.
+    /// Runs one call per ps task, all at once and on this thread, which leaves the network's to the network; the first error
+    /// counts.
     fn each<T, F, R>(&mut self, call: F) -> Result<Vec<T>, RpcError>
     where
-        T: Send + 'static,
         F: Fn(Shard) -> R,
-        R: Future<Output = (Shard, Result<T, RpcError>)> + Send + 'static,
+        R: Future<Output = (Shard, Result<T, RpcError>)>,
     {
-        let n = self.shards.len();
-        let taken: Vec<R> = std::mem::take(&mut self.shards).into_iter().map(call).collect();
-        let ended = self.runtime.block_on(async {
-            let mut running = JoinSet::new();
-            for (i, call) in taken.into_iter().enumerate() {
-                running.spawn(async move { (i, call.await) });
+        let mut calls: Vec<Pin<Box<R>>> = std::mem::take(&mut self.shards)
+            .into_iter()
+            .map(|shard| Box::pin(call(shard)))
+            .collect();
+        let mut ended: Vec<Option<R::Output>> = calls.iter().map(|_| None).collect();
+        self.runtime.block_on(poll_fn(|context| {
+            for (call, end) in calls.iter_mut().zip(&mut ended).filter(|(_, end)| end.is_none()) {
+                if let Poll::Ready(outcome) = call.as_mut().poll(context) {
+                    *end = Some(outcome);
+                }
             }
-            running.join_all().await
-        });
-        let mut slots: Vec<Option<(Shard, Result<T, RpcError>)>> = (0..n).map(|_| None).collect();
-        for (i, outcome) in ended {
-            slots[i] = Some(outcome);
-        }
-        let mut results = Vec::with_capacity(n);
-        for (shard, result) in slots.into_iter().flatten() {
-            self.shards.push(shard);
-            results.push(result);
-        }
+            if ended.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        let (shards, results): (_, Vec<_>) = ended.into_iter().flatten().unzip();
+        self.shards = shards;
         results.into_iter().collect()
     }
 
