@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::config::{DataConfig, RunConfig};
 use crate::device::Device;
 use crate::device::cpu::CpuDevice;
 use crate::model::{Compiled, compile};
-use crate::ps::{Accumulator, Mode, Rounds, Shard, WhenShort};
+use crate::ps::{Accumulator, Mode, Placement, Rounds, Shard, WhenShort, assign};
 use crate::rpc::{
     Attendance, Identity, Members, ParameterServer, Peer, RemoteStore, Runtime, Security, Server,
     Timeouts, listen, variables,
@@ -51,6 +52,11 @@ impl Subject {
     fn floats(&self) -> usize {
         self.compiled.table().slab_len()
     }
+
+    /// What the one server holds: everything.
+    fn ranges(&self) -> Vec<Range<usize>> {
+        assign(self.compiled.table(), 1, Placement::Even).concat()
+    }
 }
 
 fn identity(job: &str, clock: &dyn Clock) -> Arc<Identity> {
@@ -76,7 +82,7 @@ fn serve(subject: Subject) -> Result<u8> {
     std::thread::spawn(move || echo(&plain, 4 * floats));
     let rounds = Rounds { workers: 1, aggregate: 1, when_short: WhenShort::GoOn { min: 1 } };
     let mode = Mode::Sync(Accumulator::new(rounds, 0));
-    let shard = Shard::new(vec![0..floats], subject.settings.clone(), mode, subject.host)?;
+    let shard = Shard::new(subject.ranges(), subject.settings.clone(), mode, subject.host)?;
     let members = Arc::new(Members::default());
     let workers = vec![TaskId::new("worker", 0)];
     let parameters =
@@ -131,7 +137,7 @@ fn work(args: &RpcBenchArgs, subject: &Subject) -> Result<u8> {
     ))?;
     let floats = subject.floats();
     let (table, host) = (Arc::new(subject.compiled.table().clone()), &subject.host);
-    let shards = peers.iter().map(|peer| (peer.clone(), vec![0..floats])).collect();
+    let shards = peers.iter().map(|peer| (peer.clone(), subject.ranges())).collect();
     let mut store = RemoteStore::new(
         runtime.clone(),
         identity.clone(),
