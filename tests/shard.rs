@@ -79,7 +79,7 @@ fn shards_together_are_one_store_to_the_bit() {
         (3, Placement::Even),
     ] {
         let mut store = LocalStore::new(table.clone(), settings(), vec![device()]).unwrap();
-        let mut reducer = CpuMean::new(device(), 4, table.slab_len()).unwrap();
+        let mut reducer = CpuMean::new(device());
         let initial = unpacked(&table, &mut store, "");
         let mut shards: Vec<_> = assign(&table, n_ps, placement)
             .into_iter()

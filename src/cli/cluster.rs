@@ -104,7 +104,7 @@ pub(super) struct Worker {
 }
 
 /// Says for whom a task waits.
-pub(super) fn wait_note(task: &TaskId, missing: &[TaskId]) {
+fn wait_note(task: &TaskId, missing: &[TaskId]) {
     let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
     note(&format!("{task}: waiting for {}", names.join(", ")));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::cluster::{identity, ranges, wait_note};
+use super::cluster::{identity, ranges};
 use super::output::{note, print};
 use super::security::security;
 use super::watchdog::Watchdog;
@@ -67,10 +67,10 @@ impl Serve<'_> {
         &'a self,
         served: &'a [TaskId],
         all_needed: bool,
-        waiting: &'a (dyn Fn(&[TaskId]) + Sync),
+        note: &'a (dyn Fn(&str) + Sync),
     ) -> Attendance<'a> {
         let (own, signal, rendezvous) = (&self.place.task, self.signal, self.rendezvous);
-        Attendance { own, served, all_needed, signal, rendezvous, waiting }
+        Attendance { own, served, all_needed, signal, rendezvous, note }
     }
 
     /// The exit code of a task that served.
@@ -111,11 +111,11 @@ impl Serve<'_> {
             config.cluster.mode,
             trainers.len()
         ))?;
-        let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
+        let say = |words: &str| note(&format!("{}: {words}", place.task));
         let watched = parameters.clone();
         let name = Some(place.task.to_string());
         let _watchdog = Watchdog::start(name, self.stall_timeout, move || watched.standing());
-        let serving = parameters.clone().run(self.attendance(trainers, synchronous, &waiting));
+        let serving = parameters.clone().run(self.attendance(trainers, synchronous, &say));
         let failure = running.runtime.block_on(serving);
         for (worker, tally) in parameters.tallies() {
             print(&format!(
@@ -150,9 +150,9 @@ impl Serve<'_> {
             n => format!("{n} towers of {each} each"),
         };
         print(&format!("{} serves {towers} on {address} to {client}\n", place.task))?;
-        let waiting = |missing: &[TaskId]| wait_note(&place.task, missing);
+        let say = |words: &str| note(&format!("{}: {words}", place.task));
         let served = [client];
-        let attendance = self.attendance(&served, true, &waiting);
+        let attendance = self.attendance(&served, true, &say);
         let serving = attend(&running.members, attendance, || ());
         let failure = running.runtime.block_on(serving);
         Ok(self.ended(failure))

@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod heap;
 mod slab;
 
 pub use slab::Slab;
@@ -25,8 +26,8 @@ pub trait Device: Send + Sync {
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError>;
     /// Binds a program to this device: memory, kernels, threads.
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError>;
-    /// `scale` times the sum of the inputs, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.
-    fn sum(&self, inputs: &[Slab], scale: f32, out: &mut Slab) -> Result<(), DeviceError>;
+    /// Makes the first of `slabs` `scale` times the sum of all, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.
+    fn sum(&self, slabs: &mut [Slab], scale: f32) -> Result<(), DeviceError>;
     /// One optimizer step over whole slabs, and the moving averages after it.
     fn update(&self, update: Update, slabs: UpdateSlabs<'_>) -> Result<(), DeviceError>;
 }

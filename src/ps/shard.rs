@@ -46,7 +46,7 @@ enum Rule {
 ///
 /// Every float goes through what it goes through in a [`crate::store::LocalStore`] of the whole slab, to the bit.
 /// Gradients arrive in slabs that the shard lends, so that a stream can fill one while others use the shard. Memory:
-/// variables, velocities, averages and mean, and one slab for each gradient on its way or in the round.
+/// variables, velocities and averages, and one slab for each gradient on its way or in the round.
 pub struct Shard {
     ranges: Vec<Range<usize>>,
     values: Values,
@@ -54,7 +54,6 @@ pub struct Shard {
     rule: Rule,
     /// The gradients of a sync round, by the accumulator's slots.
     kept: Vec<Option<Slab>>,
-    mean: Slab,
     spare: Vec<Slab>,
 }
 
@@ -67,15 +66,14 @@ impl Shard {
         device: Arc<dyn Device>,
     ) -> Result<Self, PsError> {
         let len = ranges.iter().map(Range::len).sum();
-        let (rule, mean) = match mode {
+        let rule = match mode {
             Mode::Async { workers, max_staleness } => {
-                let tallies = vec![Tally::default(); workers];
-                (Rule::Async { max_staleness, tallies }, device.alloc(0)?)
+                Rule::Async { max_staleness, tallies: vec![Tally::default(); workers] }
             }
-            Mode::Sync(accumulator) => (Rule::Sync(accumulator), device.alloc(len)?),
+            Mode::Sync(accumulator) => Rule::Sync(accumulator),
         };
         let values = Values::new(len, settings, device)?;
-        Ok(Self { ranges, values, incarnation: None, rule, kept: vec![], mean, spare: vec![] })
+        Ok(Self { ranges, values, incarnation: None, rule, kept: vec![], spare: vec![] })
     }
 
     /// The ranges of the slab, in the order in which they are packed.
@@ -130,6 +128,12 @@ impl Shard {
         Ok(version)
     }
 
+    /// Copies what is kept beside the variables: averages, then velocities, where there are any.
+    pub fn state(&self) -> Result<Vec<Vec<f32>>, PsError> {
+        self.version().ok_or(PsError::Empty)?;
+        self.values.state()
+    }
+
     /// Copies everything that is needed to go on.
     pub fn snapshot(&self) -> Result<ShardState, PsError> {
         self.version().ok_or(PsError::Empty)?;
@@ -140,6 +144,11 @@ impl Shard {
     pub fn lend(&mut self) -> Result<Slab, PsError> {
         let fresh = || Ok(self.values.device.alloc(self.values.len())?);
         self.spare.pop().map_or_else(fresh, Ok)
+    }
+
+    /// Whether [`Shard::lend`] needs no new memory.
+    pub fn has_spare(&self) -> bool {
+        !self.spare.is_empty()
     }
 
     /// Async: applies a gradient that was computed on the variables of version `seen`, unless it is too old.
@@ -250,8 +259,10 @@ impl Shard {
                 values.iter_mut().for_each(|x| *x *= factor);
             }
         }
-        self.values.device.sum(&grads, scale, &mut self.mean)?;
-        self.values.apply(&self.mean)?;
+        self.values.device.sum(&mut grads, scale)?;
+        if let Some(mean) = grads.first() {
+            self.values.apply(mean)?;
+        }
         self.spare.append(&mut grads);
         Ok(())
     }

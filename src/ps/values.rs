@@ -97,12 +97,11 @@ impl Values {
         Ok(self.params.read(0..into.len(), into)?)
     }
 
+    pub(super) fn state(&self) -> Result<Vec<Vec<f32>>, PsError> {
+        self.averages.iter().chain(&self.slots).map(copy).collect()
+    }
+
     pub(super) fn snapshot(&self) -> Result<ShardState, PsError> {
-        let copy = |slab: &Slab| -> Result<Vec<f32>, PsError> {
-            let mut values = vec![0.0; slab.len()];
-            slab.read(0..slab.len(), &mut values)?;
-            Ok(values)
-        };
         Ok(ShardState {
             step: self.step,
             params: copy(&self.params)?,
@@ -128,6 +127,12 @@ impl Values {
     pub(super) fn check(&self, what: &'static str, found: usize) -> Result<(), PsError> {
         check(what, self.len(), found)
     }
+}
+
+fn copy(slab: &Slab) -> Result<Vec<f32>, PsError> {
+    let mut values = vec![0.0; slab.len()];
+    slab.read(0..slab.len(), &mut values)?;
+    Ok(values)
 }
 
 fn check(what: &'static str, expected: usize, found: usize) -> Result<(), PsError> {

@@ -46,16 +46,18 @@ pub struct Way {
     pub wire: Wire,
     /// Floats of a message, at most; usually [`super::SEGMENT`].
     pub segment: usize,
-    /// Ranges that cover the slab, in the order in which gradients become final; see [`buckets`].
-    pub buckets: Vec<Range<usize>>,
+    /// The rows of the slab, ascending; what lies between them is never told of.
+    pub rows: Vec<Range<usize>>,
+    /// Floats of a bucket, at least.
+    pub bucket: usize,
 }
 
-/// Cuts a slab of `len` floats, whose rows begin at `starts`, into buckets of at least `least` floats, from its end: the
-/// backward pass is done with the last rows first.
-pub fn buckets(starts: &[usize], len: usize, least: usize) -> Vec<Range<usize>> {
+/// Cuts a slab of `len` floats at its rows into buckets of at least `least` floats, from its end: the backward pass is done
+/// with the last rows first.
+fn buckets(rows: &[Range<usize>], len: usize, least: usize) -> Vec<Range<usize>> {
     let mut buckets = Vec::new();
     let mut end = len;
-    for &start in starts.iter().rev().filter(|&&start| start > 0) {
+    for start in rows.iter().rev().map(|row| row.start).filter(|&start| start > 0) {
         if end - start >= least {
             buckets.push(start..end);
             end = start;
@@ -74,11 +76,12 @@ impl CollectiveMean {
         n: usize,
         len: usize,
     ) -> Result<Self, ReduceError> {
-        let Way { topology, wire, segment, buckets } = way;
+        let Way { topology, wire, segment, rows, bucket } = way;
+        let buckets = buckets(&rows, len, bucket);
         let hosts = Hosts::new(link, wire, len)?;
         let schedule = Schedule { topology, segment };
         let early = match buckets.split_last() {
-            Some((_, first)) if !first.is_empty() => Some(Early::new(first, n, schedule)?),
+            Some((_, first)) if !first.is_empty() => Some(Early::new(first, &rows, n, schedule)?),
             _ => None,
         };
         let (zeros, tail) = (None, Vec::new());

@@ -25,34 +25,31 @@ fn device() -> Arc<dyn Device> {
 }
 
 /// As they are, in one bucket.
-fn plain(topology: Topology, segment: usize, len: usize) -> Way {
-    Way { topology, wire: Wire::F32, segment, buckets: vec![0..len] }
+fn plain(topology: Topology, segment: usize) -> Way {
+    Way { topology, wire: Wire::F32, segment, rows: Vec::new(), bucket: usize::MAX }
 }
 
 fn collective(link: impl Link + 'static, way: Way, n: usize, len: usize) -> CollectiveMean {
-    let local = CpuMean::undivided(device(), n, len).unwrap();
+    let local = CpuMean::undivided(device());
     CollectiveMean::new(Box::new(local), Box::new(link), way, n, len).unwrap()
 }
 
-/// What towers do: each tells of its gradient piece by piece, from the end.
-fn tell(sink: &dyn Sink, grads: &[Slab]) {
+/// What towers do: each tells of the rows of its gradient, from the end.
+fn tell(sink: &dyn Sink, grads: &[Slab], rows: &[Range<usize>]) {
     std::thread::scope(|scope| {
         for (i, slab) in grads.iter().enumerate() {
             scope.spawn(move || {
                 let values = slab.as_host().unwrap();
-                let mut end = values.len();
-                while end > 0 {
-                    let start = end.saturating_sub(7 + 5 * i);
-                    sink.ready(i, start..end, &values[start..end]);
-                    end = start;
+                for row in rows.iter().rev() {
+                    sink.ready(i, row.clone(), &values[row.clone()]);
                 }
             });
         }
     });
 }
 
-/// The means of the ranks after each of two rounds; rank `r` has `counts[r]` gradients, and tells of them early where there are
-/// several buckets and it is no third one.
+/// The means of the ranks after each of two rounds; rank `r` has `counts[r]` gradients, and tells of them early unless it is a
+/// third one.
 fn run(
     world: Vec<LocalLink>,
     way: Way,
@@ -62,7 +59,7 @@ fn run(
 ) -> Vec<[Vec<u32>; 2]> {
     let ranks = world.into_iter().enumerate().map(|(rank, link)| {
         let (n, first) = (counts[rank], counts[..rank].iter().sum::<usize>());
-        let early = way.buckets.len() > 1 && rank % 3 != 2;
+        let (early, rows) = (rank % 3 != 2, way.rows.clone());
         let counts = counts.to_vec();
         let mut reducer = collective(link, way.clone(), n, len);
         std::thread::spawn(move || {
@@ -70,7 +67,7 @@ fn run(
                 let mut grads: Vec<_> =
                     (0..n).map(|i| gradient(1000 * round + first + i, len)).collect();
                 if early {
-                    tell(reducer.begin(), &grads);
+                    tell(reducer.begin(), &grads, &rows);
                 }
                 let mut loss = (rank + 1) as f64;
                 reducer.reduce(&mut grads, &mut loss).unwrap();
@@ -88,7 +85,7 @@ fn run(
 
 fn one_process(n: usize, len: usize, round: usize) -> Vec<u32> {
     let mut grads: Vec<_> = (0..n).map(|i| gradient(1000 * round + i, len)).collect();
-    let mut mean = CpuMean::new(device(), n, len).unwrap();
+    let mut mean = CpuMean::new(device());
     mean.reduce(&mut grads, &mut 0.0).unwrap();
     bits(&mean.mean(&grads)[0])
 }
@@ -120,11 +117,15 @@ proptest! {
             None => LocalLink::world(hosts),
         };
         let expected = [0, 1].map(|round| one_process(hosts * towers, len, round));
-        let starts: Vec<usize> = (0..len).step_by(23).collect();
-        let buckets = buckets(&starts, len, least);
-        let way = Way { buckets, ..plain(Topology::Direct, segment, len) };
+        // Rows with gaps between them, as alignment makes them.
+        let rows = (0..len).step_by(23).map(|start| start..(start + 19).min(len)).collect();
+        let way = Way { rows, bucket: least, ..plain(Topology::Direct, segment) };
         let all = run(world, way, len, &vec![towers; hosts], gradient);
-        prop_assert!(all.iter().all(|ranks| *ranks == expected));
+        let in_rows = |mean: &[Vec<u32>; 2]| {
+            let within = |mean: &Vec<u32>| (0..len).filter(|at| at % 23 < 19).map(|at| mean[at]).collect();
+            mean.each_ref().map(within) as [Vec<u32>; 2]
+        };
+        prop_assert!(all.iter().all(|ranks| in_rows(ranks) == in_rows(&expected)));
     }
 
     #[test]
@@ -149,7 +150,7 @@ proptest! {
         };
         let expected: Vec<u32> = (0..len).map(mean).collect();
         let world = LocalLink::disorderly_world(counts.len(), seed);
-        let all = run(world, plain(Topology::Direct, segment, len), len, &counts, gradient);
+        let all = run(world, plain(Topology::Direct, segment), len, &counts, gradient);
         prop_assert!(all.iter().all(|rank| rank[0] == expected));
     }
 
@@ -169,7 +170,7 @@ proptest! {
         };
         let expected: Vec<u32> = (0..len).map(mean).collect();
         let world = LocalLink::disorderly_world(size, seed);
-        let all = run(world, plain(Topology::Ring, segment, len), len, &vec![1; size], gradient);
+        let all = run(world, plain(Topology::Ring, segment), len, &vec![1; size], gradient);
         prop_assert!(all.iter().all(|rank| rank[0] == expected && rank[1] == all[0][1]));
     }
 
@@ -184,10 +185,10 @@ proptest! {
         seed: u64,
     ) {
         let world = || LocalLink::disorderly_world(counts.len(), seed);
-        let way = Way { wire, ..plain(topology, segment, len) };
+        let way = Way { wire, ..plain(topology, segment) };
         let all = run(world(), way, len, &counts, small);
         prop_assert!(all.iter().all(|rank| *rank == all[0]));
-        let exact = run(world(), plain(topology, segment, len), len, &counts, small);
+        let exact = run(world(), plain(topology, segment), len, &counts, small);
         let total = counts.iter().sum::<usize>();
         let grads: Vec<_> = (0..total).map(|i| small(i, len)).collect();
         let roundings = counts.len().max(2) as f32;
@@ -218,7 +219,7 @@ fn infinities_and_nans_reach_everybody() {
     };
     for topology in [Topology::Direct, Topology::Ring] {
         for wire in [Wire::F32, Wire::Bf16, Wire::F16] {
-            let way = Way { wire, ..plain(topology, 16, 100) };
+            let way = Way { wire, ..plain(topology, 16) };
             for rank in run(LocalLink::world(3), way, 100, &[1; 3], special) {
                 let mean: Vec<f32> = rank[0].iter().map(|bits| f32::from_bits(*bits)).collect();
                 assert!(mean[2..5].iter().all(|x| *x == f32::INFINITY), "{wire:?}");
@@ -279,7 +280,7 @@ fn a_lost_rank_is_named_by_all_others() {
                 .into_iter()
                 .map(|link| {
                     let left = if link.rank() == dead { left } else { usize::MAX };
-                    let mut reducer = collective(Dying { link, left }, plain(how, 16, 200), 1, 200);
+                    let mut reducer = collective(Dying { link, left }, plain(how, 16), 1, 200);
                     std::thread::spawn(move || {
                         reducer.reduce(&mut [gradient(0, 200)], &mut 0.0).unwrap_err()
                     })
@@ -299,7 +300,7 @@ fn another_model_is_refused() {
     let world = LocalLink::world(2).into_iter().zip([100, 200]);
     let ranks: Vec<_> = world
         .map(|(link, len)| {
-            let mut reducer = collective(link, plain(Topology::Direct, 400, len), 1, len);
+            let mut reducer = collective(link, plain(Topology::Direct, 400), 1, len);
             std::thread::spawn(move || {
                 reducer.reduce(&mut [gradient(0, len)], &mut 0.0).unwrap_err()
             })
@@ -311,24 +312,28 @@ fn another_model_is_refused() {
 
 #[test]
 fn buckets_are_cut_at_rows_from_the_end() {
-    assert_eq!(buckets(&[0, 10, 20, 90, 100], 120, 30), [90..120, 20..90, 0..20]);
-    assert_eq!(buckets(&[0, 10, 20], 40, 100), [0..40]);
-    assert_eq!(buckets(&[0], 40, 1), [0..40]);
-    assert_eq!(buckets(&[], 0, 1), [0..0]);
+    let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
+    let rows = [0..10, 10..18, 20..85, 90..100, 100..120];
+    assert_eq!(buckets(&rows, 120, 30), [90..120, 20..90, 0..20]);
+    assert_eq!(buckets(&[0..10, 10..20, 20..40], 40, 100), whole(40));
+    assert_eq!(buckets(&whole(40), 40, 1), whole(40));
+    assert_eq!(buckets(&[], 0, 1), whole(0));
 }
 
 #[test]
 fn a_rank_that_gives_up_a_step_lets_nobody_have_its_mean() {
     let mut world = LocalLink::world(2);
-    let way = Way { buckets: vec![32..64, 0..32], ..plain(Topology::Direct, 16, 64) };
+    let rows = vec![0..32, 32..64];
+    let way = Way { rows: rows.clone(), bucket: 32, ..plain(Topology::Direct, 16) };
+    let all = rows.clone();
     let mut other = collective(world.pop().unwrap(), way.clone(), 1, 64);
     let mut diverged = collective(world.pop().unwrap(), way, 1, 64);
     let waiting = std::thread::spawn(move || {
         let mut grads = [gradient(1, 64)];
-        tell(other.begin(), &grads);
+        tell(other.begin(), &grads, &all);
         other.reduce(&mut grads, &mut 0.0)
     });
-    tell(diverged.begin(), &[gradient(0, 64)]);
+    tell(diverged.begin(), &[gradient(0, 64)], &rows);
     drop(diverged);
     assert!(matches!(waiting.join().unwrap(), Err(ReduceError::PeerLost { rank: 0, .. })));
 }

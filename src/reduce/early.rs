@@ -17,14 +17,10 @@ use crate::util::trace::Trace;
 struct Bucket {
     range: Range<usize>,
     copies: Vec<Mutex<Vec<f32>>>,
-    /// Floats of all copies that are still to come.
+    /// Floats of all copies that towers tell of.
+    floats: usize,
+    /// Those that are still to come.
     missing: AtomicUsize,
-}
-
-impl Bucket {
-    fn floats(&self) -> usize {
-        self.range.len() * self.copies.len()
-    }
 }
 
 /// What the thread is told, in this order: a round begins, buckets are complete, the round ends.
@@ -47,16 +43,21 @@ pub(super) struct Early {
 }
 
 impl Early {
-    /// For the buckets of `n` gradients.
+    /// For the buckets of `n` gradients with these rows.
     pub(super) fn new(
         buckets: &[Range<usize>],
+        rows: &[Range<usize>],
         n: usize,
         schedule: Schedule,
     ) -> Result<Self, DeviceError> {
-        let bucket = |range: &Range<usize>| Bucket {
-            range: range.clone(),
-            copies: (0..n).map(|_| Mutex::new(vec![0.0; range.len()])).collect(),
-            missing: AtomicUsize::new(range.len() * n),
+        let bucket = |range: &Range<usize>| {
+            let floats = n * rows.iter().map(|row| shared(range, row).len()).sum::<usize>();
+            Bucket {
+                range: range.clone(),
+                copies: (0..n).map(|_| Mutex::new(vec![0.0; range.len()])).collect(),
+                floats,
+                missing: AtomicUsize::new(floats),
+            }
         };
         let buckets: Arc<Vec<Bucket>> = Arc::new(buckets.iter().map(bucket).collect());
         let (orders, received) = channel();
@@ -70,8 +71,10 @@ impl Early {
     }
 
     fn order(&self, order: Order) {
-        // A thread that died shows when the round ends.
-        let _ = self.orders.as_ref().map(|orders| orders.send(order));
+        if let Some(orders) = &self.orders {
+            // A thread that died shows when the round ends.
+            let _ = orders.send(order);
+        }
     }
 
     pub(super) fn trace(&self, trace: Arc<Trace>) {
@@ -100,6 +103,12 @@ impl Drop for Early {
     }
 }
 
+/// What two ranges have in common.
+fn shared(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
 fn died(reason: String) -> DeviceError {
     DeviceError::Threads { device: "the exchange of gradients".to_owned(), reason }
 }
@@ -111,14 +120,13 @@ fn lock(copy: &Mutex<Vec<f32>>) -> MutexGuard<'_, Vec<f32>> {
 impl Sink for Early {
     fn ready(&self, index: usize, range: Range<usize>, values: &[f32]) {
         for (i, bucket) in self.buckets.iter().enumerate() {
-            let from = range.start.max(bucket.range.start);
-            let to = range.end.min(bucket.range.end);
-            let Some(copy) = bucket.copies.get(index).filter(|_| from < to) else { continue };
+            let Range { start, end } = shared(&bucket.range, &range);
+            let Some(copy) = bucket.copies.get(index).filter(|_| start < end) else { continue };
             let at = bucket.range.start;
-            lock(copy)[from - at..to - at]
-                .copy_from_slice(&values[from - range.start..to - range.start]);
-            if bucket.missing.fetch_sub(to - from, Ordering::AcqRel) == to - from {
-                bucket.missing.store(bucket.floats(), Ordering::Release);
+            lock(copy)[start - at..end - at]
+                .copy_from_slice(&values[start - range.start..end - range.start]);
+            if bucket.missing.fetch_sub(end - start, Ordering::AcqRel) == end - start {
+                bucket.missing.store(bucket.floats, Ordering::Release);
                 self.order(Order::Complete(i));
             }
         }

@@ -8,7 +8,7 @@ mod hosts;
 mod link;
 mod wire;
 
-pub use collective::{CollectiveMean, Way, buckets};
+pub use collective::{CollectiveMean, Way};
 pub use cpu::CpuMean;
 pub use exchange::{Exchange, SEGMENT, direct, ring};
 pub use hosts::Topology;

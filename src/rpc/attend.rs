@@ -33,8 +33,8 @@ pub struct Attendance<'a> {
     pub signal: &'a AtomicUsize,
     /// How long they are waited for at the start.
     pub rendezvous: Duration,
-    /// Told every few seconds who is missing.
-    pub waiting: &'a (dyn Fn(&[TaskId]) + Sync),
+    /// Told in words who is missing, every few seconds, and who was lost or is back.
+    pub note: &'a (dyn Fn(&str) + Sync),
 }
 
 /// Follows who comes and goes, until all who are served are done or the run has failed; a signal fails it, and so do those
@@ -45,13 +45,14 @@ pub async fn attend(
     attendance: Attendance<'_>,
     mut follow: impl FnMut(),
 ) -> Option<Failure> {
-    let Attendance { own, served, all_needed, signal, rendezvous, waiting } = attendance;
+    let Attendance { own, served, all_needed, signal, rendezvous, note } = attendance;
     let fail = |reason: String, code: u8| {
         members.fail(Failure { task: own.to_string(), reason, code });
     };
     let mut changes = members.subscribe();
     let start = tokio::time::Instant::now();
     let (mut told, mut left) = (start, None);
+    let mut before: Vec<Option<Departure>> = vec![None; served.len()];
     let failure = loop {
         if let Some(failure) = members.failure() {
             break failure;
@@ -60,6 +61,14 @@ pub async fn attend(
         let departures: Vec<_> = served.iter().map(|task| members.departure(task)).collect();
         if departures.iter().all(|departure| *departure == Some(Departure::Done)) {
             return None;
+        }
+        for ((task, before), now) in served.iter().zip(&mut before).zip(&departures) {
+            match (&*before, now) {
+                (None, Some(Departure::Lost)) => note(&format!("lost {task}")),
+                (Some(Departure::Lost), None) => note(&format!("{task} is back")),
+                _ => {}
+            }
+            before.clone_from(now);
         }
         if departures.iter().all(Option::is_some) {
             if left.get_or_insert_with(tokio::time::Instant::now).elapsed() >= COMEBACK {
@@ -80,7 +89,7 @@ pub async fn attend(
                 fail(format!("{names} did not come within {secs} s"), MISSING);
             } else if told.elapsed() >= Duration::from_secs(3) {
                 told = tokio::time::Instant::now();
-                waiting(&missing);
+                note(&format!("waiting for {}", names(&missing)));
             }
         }
         match signal.load(Ordering::Relaxed) {

@@ -9,7 +9,7 @@ use tokio_stream::StreamExt;
 
 use super::control::Identity;
 use super::proto::control_client::ControlClient;
-use super::proto::{Beat, JoinRequest, LeaveRequest};
+use super::proto::{Beat, JoinRequest, LeaveRequest, Stop};
 use super::security::{Line, Security, bad_certificate, root_cause};
 use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use super::{PROTOCOL, RpcError, Runtime};
@@ -205,8 +205,11 @@ impl Peer {
         heartbeat: Duration,
         set: watch::Sender<Option<RpcError>>,
     ) {
-        let beat =
-            Beat { task: identity.task.to_string(), incarnation: identity.incarnation, step: 0 };
+        let beat = Beat {
+            task: identity.task.to_string(),
+            incarnation: identity.incarnation,
+            ..Beat::default()
+        };
         let ticks =
             tokio_stream::wrappers::IntervalStream::new(tokio::time::interval(heartbeat / 2));
         let beats = ticks.map(move |_| beat.clone());
@@ -221,6 +224,12 @@ impl Peer {
                 let mut answers = answer.into_inner();
                 loop {
                     match tokio::time::timeout(2 * heartbeat, answers.message()).await {
+                        // The stream stays, as this task may still ask for what it saves.
+                        Ok(Ok(Some(Beat { stop: Some(stop), .. }))) => {
+                            let Stop { task, reason, code } = stop;
+                            let code = u8::try_from(code).unwrap_or(1);
+                            set.send_replace(Some(RpcError::Stopped { task, reason, code }));
+                        }
                         Ok(Ok(Some(_))) => {}
                         Ok(Ok(None)) => break lost("it closed the connection"),
                         Ok(Err(s)) => break RpcError::from_status(&self.task, &self.address, &s),
@@ -229,8 +238,7 @@ impl Peer {
                 }
             }
         };
-        // Nobody listens any more once this task's own work is over.
-        let _ = set.send(Some(end));
+        set.send_if_modified(|why| why.is_none() && why.replace(end).is_none());
     }
 
     /// Waits until the peer is lost, or the run is over.

@@ -7,6 +7,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
 use super::proto::{Chunk, Header};
+use crate::device::Slab;
 
 /// Floats of a chunk: 256 KiB, so that one is read while the next is on its way.
 const CHUNK: usize = 1 << 16;
@@ -16,58 +17,96 @@ const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian
 
 /// Floats that streams are views of, and that are written again when no stream is left.
 #[derive(Clone, Default)]
-pub(super) struct Shared(Arc<Vec<f32>>);
+pub(super) struct Shared(Arc<Floats>);
+
+enum Floats {
+    Plain(Vec<f32>),
+    Slab(Slab),
+}
+
+impl Default for Floats {
+    fn default() -> Self {
+        Self::Plain(Vec::new())
+    }
+}
 
 impl Shared {
     /// The floats.
     pub(super) fn floats(&self) -> &[f32] {
-        &self.0
+        match &*self.0 {
+            Floats::Plain(floats) => floats,
+            Floats::Slab(slab) => slab.as_host().unwrap_or_default(),
+        }
+    }
+
+    /// The slab, if it is one and no stream is left.
+    pub(super) fn into_slab(self) -> Result<Slab, Self> {
+        match Arc::try_unwrap(self.0) {
+            Ok(Floats::Slab(slab)) => Ok(slab),
+            Ok(floats) => Err(Self(Arc::new(floats))),
+            Err(read) => Err(Self(read)),
+        }
     }
 
     /// Memory for `len` floats, with anything in it.
     pub(super) fn memory(&mut self, len: usize) -> &mut [f32] {
-        if Arc::get_mut(&mut self.0).is_none() {
+        if !matches!(Arc::get_mut(&mut self.0), Some(Floats::Plain(_))) {
             self.0 = Arc::default();
         }
-        let floats = Arc::make_mut(&mut self.0);
-        floats.resize(len, 0.0);
-        floats
+        match Arc::get_mut(&mut self.0) {
+            Some(Floats::Plain(floats)) => {
+                floats.resize(len, 0.0);
+                floats
+            }
+            _ => unreachable!("it is plain, and nobody else has it"),
+        }
+    }
+}
+
+impl From<Slab> for Shared {
+    fn from(slab: Slab) -> Self {
+        Self(Arc::new(Floats::Slab(slab)))
     }
 }
 
 impl From<Vec<f32>> for Shared {
     fn from(floats: Vec<f32>) -> Self {
-        Self(Arc::new(floats))
+        Self(Arc::new(Floats::Plain(floats)))
     }
 }
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        bytemuck::cast_slice(self.floats())
     }
 }
 
-/// The stream of a slab.
+/// The stream of some floats after others.
 pub(super) fn split(
     mut header: Header,
-    floats: &Shared,
+    parts: &[&Shared],
 ) -> impl Stream<Item = Chunk> + Send + Unpin + use<> {
-    let len = floats.0.len();
-    header.floats = len as u64;
-    let bytes = Bytes::from_owner(floats.clone());
-    let pieces = len.div_ceil(CHUNK).max(1);
+    header.floats = parts.iter().map(|part| part.floats().len() as u64).sum();
     let mut header = Some(header);
-    tokio_stream::iter((0..pieces).map(move |i| {
-        let from = (i * CHUNK * 4).min(bytes.len());
-        let to = ((i + 1) * CHUNK * 4).min(bytes.len());
-        Chunk { header: header.take(), data: bytes.slice(from..to) }
-    }))
+    let parts: Vec<Bytes> = parts
+        .iter()
+        .map(|&part| Bytes::from_owner(part.clone()))
+        .filter(|b| !b.is_empty())
+        .collect();
+    // Nothing at all is announced too.
+    let nothing = parts.is_empty().then(Bytes::new);
+    let pieces = parts.into_iter().flat_map(|part| {
+        let starts = (0..part.len()).step_by(4 * CHUNK);
+        starts.map(move |at| part.slice(at..(at + 4 * CHUNK).min(part.len())))
+    });
+    let chunk = move |data| Chunk { header: header.take(), data };
+    tokio_stream::iter(nothing.into_iter().chain(pieces).map(chunk))
 }
 
-/// Reads a stream into memory that must be as long as the stream says; `place` gives the memory for the header.
+/// Reads a stream into memory that must be as long in all as the stream says; `place` gives the memory for the header.
 pub(super) async fn join<'a, S>(
     stream: &mut S,
-    place: impl FnOnce(&Header) -> Result<&'a mut [f32], Status>,
+    place: impl FnOnce(&Header) -> Result<Vec<&'a mut [f32]>, Status>,
 ) -> Result<Header, Status>
 where
     S: Stream<Item = Result<Chunk, Status>> + Unpin,
@@ -75,23 +114,30 @@ where
     let first =
         stream.next().await.ok_or_else(|| Status::invalid_argument("an empty stream"))??;
     let header = first.header.ok_or_else(|| Status::invalid_argument("a stream without header"))?;
-    let into = place(&header)?;
-    if into.len() as u64 != header.floats {
-        let (got, want) = (header.floats, into.len());
+    let parts = place(&header)?;
+    let want: usize = parts.iter().map(|part| part.len()).sum();
+    if want as u64 != header.floats {
+        let got = header.floats;
         return Err(Status::invalid_argument(format!("{got} floats announced, {want} expected")));
     }
-    let bytes: &mut [u8] = bytemuck::cast_slice_mut(into);
-    let mut at = 0;
+    let mut parts = parts.into_iter().map(bytemuck::cast_slice_mut::<f32, u8>);
+    let mut room: &mut [u8] = &mut [];
     let mut data = first.data;
     loop {
-        let Some(target) = bytes.get_mut(at..at + data.len()) else {
-            return Err(Status::invalid_argument("more floats than announced"));
-        };
-        target.copy_from_slice(&data);
-        at += data.len();
+        while !data.is_empty() {
+            if room.is_empty() {
+                let more = || Status::invalid_argument("more floats than announced");
+                room = parts.next().ok_or_else(more)?;
+                continue;
+            }
+            let piece = data.split_to(data.len().min(room.len()));
+            let (target, rest) = room.split_at_mut(piece.len());
+            target.copy_from_slice(&piece);
+            room = rest;
+        }
         match stream.next().await {
             Some(chunk) => data = chunk?.data,
-            None if at == bytes.len() => return Ok(header),
+            None if room.is_empty() && parts.all(|part| part.is_empty()) => return Ok(header),
             None => return Err(Status::invalid_argument("fewer floats than announced")),
         }
     }
@@ -106,8 +152,11 @@ mod tests {
         let mut out = vec![0.0; into];
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let mut stream = split(Header::default(), &values.into()).map(Ok);
-            join(&mut stream, |_| Ok(&mut out)).await
+            let (one, other) = values.split_at(len / 3);
+            let (one, other) = (Shared::from(one.to_vec()), Shared::from(other.to_vec()));
+            let mut stream = split(Header::default(), &[&one, &other]).map(Ok);
+            let (one, other) = out.split_at_mut(into / 2);
+            join(&mut stream, |_| Ok(vec![one, other])).await
         })?;
         Ok(out)
     }

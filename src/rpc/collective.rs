@@ -166,12 +166,15 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 impl Drop for GrpcLink {
     fn drop(&mut self) {
-        // The end of the queues ends the streams, once the peers have everything.
-        self.peers.clear();
+        // The end of the queues ends the streams, once the peers have everything. Nobody waits for one that is gone.
+        let peers: Vec<Peer> = self.peers.drain(..).flatten().map(|(peer, _)| peer).collect();
         let streams = std::mem::take(&mut self.streams);
         self.runtime.block_on(async {
-            for stream in streams {
-                let _ = tokio::time::timeout(FLUSH, stream).await;
+            for (stream, peer) in streams.into_iter().zip(peers) {
+                tokio::select! {
+                    _ = tokio::time::timeout(FLUSH, stream) => {}
+                    _ = peer.ended() => {}
+                }
             }
         });
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::PROTOCOL;
 use super::members::{Departure, Failure, Members};
 use super::proto::control_server::Control;
-use super::proto::{Beat, JoinReply, JoinRequest, LeaveReply, LeaveRequest};
-use super::{PROTOCOL, error};
+use super::proto::{Beat, JoinReply, JoinRequest, LeaveReply, LeaveRequest, Stop};
 use crate::cluster::TaskId;
 
 /// What this task is and what it must have in common with others.
@@ -25,8 +25,8 @@ pub struct Identity {
     pub settings: BTreeMap<String, String>,
 }
 
-/// How long a task may be here without a watch.
-const UNWATCHED: Duration = Duration::from_secs(4);
+/// How long a task may be here without a watch; less than [`HANDOVER`].
+const UNWATCHED: Duration = Duration::from_millis(1500);
 
 /// How long a new life of a task waits for the end of the one before it; less than a caller's patience.
 const HANDOVER: Duration = Duration::from_secs(2);
@@ -115,14 +115,19 @@ impl Control for ControlService {
         let own = Beat {
             task: self.identity.task.to_string(),
             incarnation: self.identity.incarnation,
-            step: 0,
+            ..Beat::default()
         };
         let (tell, told) = tokio::sync::mpsc::channel(4);
         tokio::spawn(async move {
+            let mut stopped = false;
             loop {
-                if let Some(failure) = members.failure() {
+                if let Some(failure) = members.failure().filter(|_| !stopped) {
+                    stopped = true;
                     let Failure { task, reason, code } = failure;
-                    let _ = tell.send(Err(error::stopped(&task, code, &reason))).await;
+                    let stop = Some(Stop { task, reason, code: code.into() });
+                    if tell.send(Ok(Beat { stop, ..own.clone() })).await.is_err() {
+                        break;
+                    }
                 }
                 tokio::select! {
                     beat = beats.next() => match beat {

@@ -66,4 +66,4 @@ pub fn collective(inbox: std::sync::Arc<Inbox>) -> Services {
 }
 
 /// The version that [`control::Identity`] compares; raised with every change that an older program would misread.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;

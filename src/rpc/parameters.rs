@@ -42,13 +42,27 @@ struct Inner {
 impl Inner {
     /// The parameters, which are of this version.
     fn parameters(&mut self, version: Version) -> Result<&Shared, PsError> {
-        let (pulled, floats) = &mut self.pulled;
-        if *pulled != Some(version) {
-            *pulled = None;
-            self.shard.read(floats.memory(self.shard.floats()))?;
-            *pulled = Some(version);
+        if self.pulled.0 != Some(version) {
+            self.pulled.0 = None;
+            let mut slab = self.lend()?;
+            self.shard.read(slab.as_host_mut().unwrap_or_default())?;
+            self.pulled = (Some(version), slab.into());
         }
-        Ok(floats)
+        Ok(&self.pulled.1)
+    }
+
+    /// A slab for an incoming gradient; that of the pulled parameters rather than a new one, when nobody reads it any more.
+    fn lend(&mut self) -> Result<Slab, PsError> {
+        if !self.shard.has_spare() || self.pulled.0.is_none() {
+            match std::mem::take(&mut self.pulled.1).into_slab() {
+                Ok(slab) => {
+                    self.pulled.0 = None;
+                    return Ok(slab);
+                }
+                Err(read) => self.pulled.1 = read,
+            }
+        }
+        self.shard.lend()
     }
 }
 
@@ -135,11 +149,6 @@ impl ParameterServer {
                 continue;
             }
             inner.seen[worker] = departure.clone();
-            match departure {
-                Some(Departure::Lost) => tracing::warn!("lost {}", self.workers[worker]),
-                Some(Departure::Done) => tracing::info!("{} is done", self.workers[worker]),
-                None => tracing::info!("{} is back", self.workers[worker]),
-            }
             if !self.synchronous {
                 continue;
             }
@@ -205,12 +214,12 @@ impl ParameterServer {
     }
 
     async fn push_gradient(&self, mut stream: Incoming<Chunk>) -> Result<PushReply, Status> {
-        let mut slab = self.lock().shard.lend().map_err(refusal)?;
+        let mut slab = self.lock().lend().map_err(refusal)?;
         let header = {
             let floats = slab.as_host_mut();
             let floats =
                 floats.ok_or_else(|| Status::internal("a ps holds its slabs on the host"))?;
-            chunks::join(&mut stream, |_| Ok(floats)).await?
+            chunks::join(&mut stream, |_| Ok(vec![floats])).await?
         };
         let worker = self.worker(&header.task)?;
         let seen = Version { incarnation: header.incarnation, step: header.step };
@@ -292,14 +301,6 @@ impl ParameterServer {
     }
 }
 
-/// Parameters, averages and slots as one row of floats.
-fn flatten(state: ShardState) -> Vec<f32> {
-    let mut floats = state.params;
-    floats.extend(state.averages.unwrap_or_default());
-    floats.extend(state.slots.unwrap_or_default());
-    floats
-}
-
 fn reply(version: Option<Version>) -> VersionReply {
     let ready = version.is_some();
     let Version { incarnation, step } = version.unwrap_or(Version { incarnation: 0, step: 0 });
@@ -331,16 +332,15 @@ impl Variables for Arc<ParameterServer> {
     ) -> Result<Response<VersionReply>, Status> {
         let mut stream = bulk::received(request.extensions_mut());
         let len = self.lock().shard.floats();
-        let mut floats =
-            vec![0.0; len * (1 + usize::from(self.averages) + usize::from(self.slots))];
-        let header = chunks::join(&mut stream, |_| Ok(&mut floats)).await?;
-        let mut parts = floats.chunks_exact(len.max(1)).map(<[f32]>::to_vec);
-        let state = ShardState {
-            step: header.step,
-            params: parts.next().unwrap_or_default(),
-            averages: self.averages.then(|| parts.next().unwrap_or_default()),
-            slots: self.slots.then(|| parts.next().unwrap_or_default()),
-        };
+        let part = |wanted: bool| wanted.then(|| vec![0.0; len]);
+        let (mut params, mut averages, mut slots) =
+            (vec![0.0; len], part(self.averages), part(self.slots));
+        let header = chunks::join(&mut stream, |_| {
+            let others = averages.iter_mut().chain(&mut slots);
+            Ok(std::iter::once(&mut params).chain(others).map(|part| &mut part[..]).collect())
+        })
+        .await?;
+        let state = ShardState { step: header.step, params, averages, slots };
         let mut inner = self.lock();
         let effects = inner.shard.restore(header.incarnation, &state).map_err(refusal)?;
         inner.losses.clear();
@@ -365,12 +365,11 @@ impl Variables for Arc<ParameterServer> {
             let version = inner.shard.version().ok_or_else(|| refusal(PsError::Empty))?;
             let Version { incarnation, step } = version;
             let header = Header { incarnation, step, ..Header::default() };
-            if everything {
-                let floats = flatten(inner.shard.snapshot().map_err(refusal)?);
-                chunks::split(header, &floats.into())
-            } else {
-                chunks::split(header, inner.parameters(version).map_err(refusal)?)
-            }
+            let state = if everything { inner.shard.state().map_err(refusal)? } else { vec![] };
+            let state: Vec<Shared> = state.into_iter().map(Shared::from).collect();
+            let parameters = inner.parameters(version).map_err(refusal)?;
+            let parts: Vec<&Shared> = std::iter::once(parameters).chain(&state).collect();
+            chunks::split(header, &parts)
         };
         Ok(bulk::reply(stream))
     }

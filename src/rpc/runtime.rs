@@ -6,9 +6,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use super::RpcError;
-
-/// Bytes of more messages than are on their way at a time.
-const LARGE: usize = 24 << 20;
+use crate::device::heap;
 
 /// One network thread: gRPC on loopback is fastest so, and compute threads keep their cores.
 #[derive(Clone)]
@@ -17,9 +15,7 @@ pub struct Runtime(Arc<tokio::runtime::Runtime>);
 impl Runtime {
     /// Starts the thread.
     pub fn start() -> Result<Self, RpcError> {
-        // glibc keeps what is freed for the next message, in place of giving it back to the system, once it has seen so large a
-        // block come back.
-        drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE)));
+        heap::keep_messages();
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("network")

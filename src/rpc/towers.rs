@@ -142,14 +142,14 @@ impl Towers for Arc<TowerServer> {
         let mut stream = bulk::received(request.extensions_mut());
         let mut held = None;
         let asked = chunks::join(&mut stream, |header| {
-            Ok(&mut held.insert(self.tower(header.tower)?).packed[..])
+            Ok(vec![&mut held.insert(self.tower(header.tower)?).packed[..]])
         });
         let observe = asked.await?.observe;
         let tower = held.ok_or_else(|| Status::internal("a tower is held for its batch"))?;
         let ((), tower) = self.work(tower, move |tower| tower.compute(observe)).await?;
         self.served.fetch_add(1, Ordering::Relaxed);
         let header = Header { losses: tower.losses.clone(), ..Header::default() };
-        Ok(bulk::reply(chunks::split(header, &tower.answer)))
+        Ok(bulk::reply(chunks::split(header, &[&tower.answer])))
     }
 
     type ActivationsStream = Chunks;
@@ -161,7 +161,7 @@ impl Towers for Arc<TowerServer> {
         let tower = self.tower(request.into_inner().tower)?;
         let (layers, _) = self.work(tower, |tower| tower.tower.activations()).await?;
         let chunked = |(name, values): (String, Vec<f32>)| {
-            chunks::split(Header { name, ..Header::default() }, &values.into())
+            chunks::split(Header { name, ..Header::default() }, &[&values.into()])
         };
         let pieces: Vec<_> = layers.into_iter().map(chunked).collect();
         let all = pieces.into_iter().fold(Box::pin(tokio_stream::empty()) as Chunks, |all, one| {
@@ -234,12 +234,12 @@ impl Tower for RemoteTower {
         }
         let task = self.identity.task.to_string();
         let header = Header { task, tower: self.index, observe, ..Header::default() };
-        let request = chunks::split(header, &self.packed);
+        let request = chunks::split(header, &[&self.packed]);
         let client = &mut self.client;
         let call = async {
             let mut answer = client.gradients(bulk::request(request)).await?;
             let mut answer = bulk::received(answer.extensions_mut());
-            chunks::join(&mut answer, |_| Ok(&mut *into)).await
+            chunks::join(&mut answer, |_| Ok(vec![&mut *into])).await
         };
         let header = self.runtime.block_on(self.peer.within(call)).map_err(remote)?;
         if header.losses.len() != losses.len() {

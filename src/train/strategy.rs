@@ -1,5 +1,6 @@
 //! [`assemble`]: from a configuration to trainers. The one place where the ways to distribute differ.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -17,7 +18,7 @@ use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
 use crate::reduce::{
     CollectiveMean, CpuMean, GradientReducer, Independent, Link, ReduceError, SEGMENT, Topology,
-    Way, Wire, buckets,
+    Way, Wire,
 };
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::tower::{LocalTower, Tower};
@@ -302,14 +303,12 @@ impl Build<'_> {
                 reason: "NCCL averages between GPUs, and this run has CPU towers".to_owned(),
             }),
             (_, Some(link)) => {
-                let starts: Vec<usize> = table.rows().iter().map(|row| row.offset).collect();
+                let rows = table.rows().iter().map(|row| row.range()).collect();
                 let host = self.host.clone();
-                Box::new(collective(&config.cluster, host, n_batches, link, &starts, len)?)
+                Box::new(collective(&config.cluster, host, n_batches, link, rows, len)?)
             }
             (Reduce::None, None) => Box::new(Independent),
-            (Reduce::Auto | Reduce::Cpu, None) => {
-                Box::new(CpuMean::new(self.host.clone(), n_batches, len)?)
-            }
+            (Reduce::Auto | Reduce::Cpu, None) => Box::new(CpuMean::new(self.host.clone())),
         };
         let spec = PipelineSpec {
             seed: config.seed,
@@ -356,17 +355,17 @@ impl Build<'_> {
 /// Floats of a bucket that is exchanged while others are still being computed, at least: 1 MiB.
 const BUCKET: usize = 1 << 18;
 
-/// The mean over `n_slabs` gradients of `len` floats, with rows that begin at `starts`, here and those of all workers; `host` adds
+/// The mean over `n_slabs` gradients of `len` floats, with these rows, here and those of all workers; `host` adds
 /// up the ones that are here.
 pub fn collective(
     config: &ClusterConfig,
     host: Arc<dyn Device>,
     n_slabs: usize,
     link: Box<dyn Link>,
-    starts: &[usize],
+    rows: Vec<Range<usize>>,
     len: usize,
 ) -> Result<CollectiveMean, ReduceError> {
-    let local = Box::new(CpuMean::undivided(host, n_slabs, len)?);
+    let local = Box::new(CpuMean::undivided(host));
     let topology = match config.exchange {
         Exchange::Direct => Topology::Direct,
         Exchange::Ring => Topology::Ring,
@@ -377,7 +376,7 @@ pub fn collective(
         WireConfig::F16 => Wire::F16,
     };
     // Larger than everything where nothing may go early.
-    let least = if config.overlap { BUCKET } else { usize::MAX };
-    let way = Way { topology, wire, segment: SEGMENT, buckets: buckets(starts, len, least) };
+    let bucket = if config.overlap { BUCKET } else { usize::MAX };
+    let way = Way { topology, wire, segment: SEGMENT, rows, bucket };
     CollectiveMean::new(local, link, way, n_slabs, len)
 }

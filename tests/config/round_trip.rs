@@ -47,6 +47,7 @@ cluster:
   placement: even  # default
   exchange: direct  # default
   wire: f32  # default
+  overlap: true  # default
   token_file: null  # default
   tls:
     ca: null  # default

@@ -160,7 +160,7 @@ impl World {
         let host: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
         let mut grads = [host.alloc(floats)?];
         grads[0].write(0..floats, &vec![1.0; floats])?;
-        let mean = train::collective(&cluster, host, 1, Box::new(link), &[], floats)?;
+        let mean = train::collective(&cluster, host, 1, Box::new(link), Vec::new(), floats)?;
         Ok(Self { mean, grads, _server: server })
     }
 

@@ -98,7 +98,7 @@ fn serve(subject: Subject) -> Result<u8> {
         all_needed: true,
         signal: &AtomicUsize::new(0),
         rendezvous: Duration::from_secs(60),
-        waiting: &|_| (),
+        note: &|_| (),
     };
     let failure = runtime.block_on(parameters.run(attendance));
     Ok(failure.map_or(0, |failure| failure.code))

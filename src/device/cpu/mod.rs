@@ -107,13 +107,14 @@ impl Device for CpuDevice {
         Ok(Box::new(Interpreter::new(program, self.ctx, self.pool.clone(), name)?))
     }
 
-    fn sum(&self, inputs: &[Slab], scale: f32, out: &mut Slab) -> Result<(), DeviceError> {
-        for slab in inputs {
+    fn sum(&self, slabs: &mut [Slab], scale: f32) -> Result<(), DeviceError> {
+        let Some((first, others)) = slabs.split_first_mut() else { return Ok(()) };
+        let first = self.host_mut(first)?;
+        for slab in &*others {
             self.host(slab)?;
         }
-        let out = self.host_mut(out)?;
-        let input = |i: usize| inputs[i].as_host().unwrap_or_default();
-        self.run(|| reduce::tree_sum(self.ctx, inputs.len(), input, scale, out));
+        let other = |i: usize| others[i].as_host().unwrap_or_default();
+        self.run(|| reduce::tree_sum_into(self.ctx, first, others.len(), other, scale));
         Ok(())
     }
 

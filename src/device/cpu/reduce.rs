@@ -155,7 +155,8 @@ pub fn tree_sum<'a>(
     let unit = ctx.grain(out.len(), BLOCK);
     ctx.each(out.len().div_ceil(unit), [], [(out, unit)], |part, [], [out]| {
         for (i, block) in out.chunks_mut(BLOCK).enumerate() {
-            tree_block(ctx, 0, n, part * unit + i * BLOCK, &slab, block);
+            let from = part * unit + i * BLOCK;
+            tree_block(ctx, 0, n, &|i, len| &slab(i)[from..from + len], block);
             if scale != 1.0 {
                 super::elementwise::scale_loop(ctx.isa, scale, block);
             }
@@ -163,24 +164,49 @@ pub fn tree_sum<'a>(
     });
 }
 
-/// Adds elements `from..from + out.len()` of slabs `first..first + n`.
+/// As [`tree_sum`] of `first` and `n` others, with the result in `first`.
+pub fn tree_sum_into<'a>(
+    ctx: Ctx,
+    first: &mut [f32],
+    n: usize,
+    other: impl Fn(usize) -> &'a [f32] + Sync,
+    scale: f32,
+) {
+    let unit = ctx.grain(first.len(), BLOCK);
+    ctx.each(first.len().div_ceil(unit), [], [(first, unit)], |part, [], [first]| {
+        let mut own = [0.0; BLOCK];
+        for (i, block) in first.chunks_mut(BLOCK).enumerate() {
+            let from = part * unit + i * BLOCK;
+            own[..block.len()].copy_from_slice(block);
+            let piece = |i: usize, len: usize| match i.checked_sub(1) {
+                None => &own[..len],
+                Some(i) => &other(i)[from..from + len],
+            };
+            tree_block(ctx, 0, n + 1, &piece, block);
+            if scale != 1.0 {
+                super::elementwise::scale_loop(ctx.isa, scale, block);
+            }
+        }
+    });
+}
+
+/// Adds pieces `first..first + n` of the length of `out`.
 fn tree_block<'a>(
     ctx: Ctx,
     first: usize,
     n: usize,
-    from: usize,
-    slab: &impl Fn(usize) -> &'a [f32],
+    piece: &impl Fn(usize, usize) -> &'a [f32],
     out: &mut [f32],
 ) {
-    let piece = |i: usize| &slab(i)[from..from + out.len()];
+    let len = out.len();
     match n {
-        1 => out.copy_from_slice(piece(first)),
-        2 => super::elementwise::add_loop(ctx.isa, piece(first), piece(first + 1), out),
+        1 => out.copy_from_slice(piece(first, len)),
+        2 => super::elementwise::add_loop(ctx.isa, piece(first, len), piece(first + 1, len), out),
         _ => {
             let mut right = [0.0; BLOCK];
-            let right = &mut right[..out.len()];
-            tree_block(ctx, first + split(n), n - split(n), from, slab, right);
-            tree_block(ctx, first, split(n), from, slab, out);
+            let right = &mut right[..len];
+            tree_block(ctx, first + split(n), n - split(n), piece, right);
+            tree_block(ctx, first, split(n), piece, out);
             super::elementwise::add_scaled_loop(ctx.isa, 1.0, right, out);
         }
     }
