@@ -136,6 +136,13 @@ fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Res
             note(&format!("resuming with a changed setting: {key} was {old}, is {new}"));
         }
     }
+    if args.data_dir.is_some() && !resolved.config.data.name.reads_files() {
+        let name = resolved.config.data.name;
+        let text = format!(
+            "--data-dir names a folder, but data.name is {name}, which reads none; add --set data.name=cifar10"
+        );
+        return Err(Usage(text).into());
+    }
     place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
     Ok(resolved)
 }

@@ -67,6 +67,16 @@ choice! {
     }
 }
 
+impl DataName {
+    /// Whether its examples are in files.
+    pub fn reads_files(self) -> bool {
+        match self {
+            Self::Cifar10 | Self::Cifar100 => true,
+            Self::Synthetic | Self::Line => false,
+        }
+    }
+}
+
 choice! {
     /// The update rule.
     OptimizerName {

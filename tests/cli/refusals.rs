@@ -251,6 +251,19 @@ fn flags_and_keys_nobody_knows() {
 }
 
 #[test]
+fn a_folder_for_data_that_needs_none_is_refused() {
+    let space = Space::new();
+    space.pictures("pictures", 4, 10);
+    space.run("train --config c.yaml --data-dir pictures").code(2).says(&["c.yaml"]);
+    std::fs::write(space.path("c.yaml"), "model: cifar10\ndata: {name: synthetic}\n").unwrap();
+    space.run("train --config c.yaml --data-dir pictures --train-dir run").code(2).says(&[
+        "--data-dir",
+        "data.name is synthetic",
+        "data.name=cifar10",
+    ]);
+}
+
+#[test]
 fn a_run_that_diverges() {
     let space = Space::new();
     let ended = space.run(&format!(
