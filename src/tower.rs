@@ -6,6 +6,7 @@ use crate::cluster::DeviceName;
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Done, Executable, Slab};
 use crate::model::Compiled;
+use crate::util::trace::Trace;
 
 /// Forward, loss and backward of one batch.
 pub trait Tower: Send {
@@ -30,6 +31,9 @@ pub trait Tower: Send {
 
     /// The activations of the last observed batch, by layer.
     fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError>;
+
+    /// Draws its operations in a lane from now on, where they are in this process.
+    fn trace(&mut self, _trace: Arc<Trace>, _lane: &str) {}
 }
 
 /// What can go wrong in a tower.
@@ -90,6 +94,10 @@ impl Tower for LocalTower {
             program.fetch(i, std::slice::from_mut(loss))?;
         }
         Ok(())
+    }
+
+    fn trace(&mut self, trace: Arc<Trace>, lane: &str) {
+        self.train.trace(trace, lane);
     }
 
     fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError> {

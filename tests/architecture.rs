@@ -17,7 +17,7 @@ const LAYERS: [(&str, &str); 17] = [
         "rpc tower ps store reduce model data io device graph config optim cluster tensor util",
     ),
     ("rpc", "ps tower store reduce data device graph optim cluster tensor util"),
-    ("tower", "model data device cluster"),
+    ("tower", "model data device cluster util"),
     ("ps", "store device graph optim tensor util"),
     ("store", "device graph optim tensor util"),
     ("reduce", "device util"),

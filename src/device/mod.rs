@@ -11,10 +11,12 @@ mod slab;
 pub use slab::Slab;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::cluster::DeviceName;
 use crate::graph::Program;
 use crate::optim::UpdateRule;
+use crate::util::trace::Trace;
 
 /// One place that holds slabs and runs programs.
 pub trait Device: Send + Sync {
@@ -72,6 +74,8 @@ pub trait Executable: Send {
     ) -> Result<(), DeviceError>;
     /// Copies a fetched value of the last run to the host.
     fn fetch(&self, index: usize, into: &mut [f32]) -> Result<(), DeviceError>;
+    /// Draws each operation in a lane from now on.
+    fn trace(&mut self, trace: Arc<Trace>, lane: &str);
     /// The program.
     fn program(&self) -> &Program;
 }

@@ -5,6 +5,7 @@
 //! Class labels are whole numbers in f32, exact up to 2^24.
 
 mod builder;
+mod cost;
 mod fuse;
 mod grad;
 mod infer;

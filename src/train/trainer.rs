@@ -223,6 +223,9 @@ impl Trainer {
     /// Traces steps from now on.
     pub fn trace(&mut self, trace: Arc<Trace>) {
         self.reducer.trace(trace.clone());
+        for (i, tower) in self.towers.iter_mut().enumerate() {
+            tower.trace(trace.clone(), &format!("tower_{}", self.first_tower + i));
+        }
         self.trace = Some(trace);
     }
 

@@ -118,7 +118,8 @@ def strike(program, case):
     saved = max(cluster.checkpoints(), default=0)
     at = hit(cluster, target, blow, moments)
     on = False
-    if blow not in ("TERM", "INT"):
+    # A signal before its task has met the others tells them nothing: they may go on.
+    if early or blow not in ("TERM", "INT"):
         time.sleep(1)
         on = go_on(cluster)
         if on:

@@ -53,6 +53,9 @@ pub(in crate::cli) struct StepBenchArgs {
     /// Where the data set lies
     #[arg(long, value_name = "DIR")]
     pub(in crate::cli) data_dir: Option<String>,
+    /// Also the time of each operation, its GFLOP/s and GB/s, beside what the processor can do at most
+    #[arg(long)]
+    pub(in crate::cli) profile: bool,
     /// Any setting of the configuration
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(in crate::cli) set: Vec<String>,

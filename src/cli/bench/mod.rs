@@ -2,6 +2,7 @@
 
 mod args;
 mod child;
+mod profile;
 mod reduce;
 mod rpc;
 
@@ -21,10 +22,13 @@ use crate::config::Layers;
 use crate::data::{
     Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
 };
+use crate::device::cpu::CpuDevice;
 use crate::model::compile;
-use crate::train::{Diverged, Part, StepTimes, assemble};
+use crate::train::{Diverged, Part, StepTimes, Trainer, assemble};
 use crate::util::clock::{Clock, SystemClock};
+use crate::util::cores;
 use crate::util::stats::{Speed, median};
+use crate::util::trace::Trace;
 
 /// Dispatches.
 pub(super) fn bench(args: &BenchArgs) -> Result<u8> {
@@ -77,7 +81,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ))?;
     }
     let mut finite = true;
-    let mut step = || match trainer.step(false) {
+    let mut step = |trainer: &mut Trainer| match trainer.step(false) {
         Err(error) if error.is::<Diverged>() => {
             note(&format!("INVALID: {error}"));
             finite = false;
@@ -87,16 +91,22 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
     };
     let mut warm = true;
     for _ in 0..args.num_warmup_batches {
-        warm = warm && step()?.is_some();
+        warm = warm && step(trainer)?.is_some();
     }
     if !args.json {
         print("Done warm up\nStep\tImg/sec\ttotal_loss\n")?;
+    }
+    let trace =
+        Arc::new(Trace::new(clock.clone(), if args.profile { args.num_batches } else { 0 }));
+    if args.profile {
+        trainer.trace(trace.clone());
     }
     let (mut times, mut parts) = (Vec::new(), Vec::<StepTimes>::new());
     let start = clock.monotonic();
     let mut loss = 0.0;
     for n in 1..=args.num_batches {
-        let Some(report) = (if warm { step()? } else { None }) else { break };
+        let Some(report) = (if warm { step(trainer)? } else { None }) else { break };
+        trace.step();
         loss = report.loss;
         times.push(report.times.total());
         parts.push(report.times);
@@ -121,6 +131,13 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ("apply", millis(|t| t.apply)),
         ("step", millis(StepTimes::total)),
     ];
+    let profile = args.profile.then(|| profile::rows(&compiled.train(), &trace.spans()));
+    let peaks = match &profile {
+        Some(_) => {
+            Some(CpuDevice::new(0, config.towers.threads.unwrap_or_else(cores))?.peaks(&*clock))
+        }
+        None => None,
+    };
     if args.json {
         let split: serde_json::Map<String, serde_json::Value> =
             split.iter().map(|(name, ms)| (format!("{name}_ms"), json!(ms))).collect();
@@ -130,6 +147,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
             "device": assembly.tower_words, "steps": times.len(), "images_per_sec": speed.mean,
             "uncertainty": speed.uncertainty, "jitter": speed.jitter, "total_images_per_sec": total,
             "loss": loss, "median": split,
+            "profile": profile.zip(peaks).map(|(rows, peaks)| profile::json(&rows, peaks)),
         });
         print(&format!("{result}\n"))?;
     } else {
@@ -141,6 +159,9 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
             print(&format!("  {name} {ms:.3}"))?;
         }
         print("\n")?;
+        if let Some((rows, peaks)) = profile.zip(peaks) {
+            print(&profile::table(&rows, peaks))?;
+        }
     }
     Ok(if finite { 0 } else { 6 })
 }

@@ -10,6 +10,7 @@ use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
 use crate::device::{DeviceError, Done, Executable, Slab};
 use crate::graph::{Op, Place, Program, Step, View, Window};
 use crate::tensor::Shape;
+use crate::util::trace::Trace;
 
 /// A program with its memory and threads.
 pub(super) struct Interpreter {
@@ -19,6 +20,8 @@ pub(super) struct Interpreter {
     ctx: Ctx,
     pool: Option<Arc<rayon::ThreadPool>>,
     device: String,
+    /// Where operations are drawn, and in which lane.
+    trace: Option<(Arc<Trace>, String)>,
 }
 
 impl Interpreter {
@@ -55,7 +58,7 @@ impl Interpreter {
             Slab::host(len).ok_or(DeviceError::OutOfMemory { device: device.clone(), bytes })
         };
         let (arena, scratch) = (memory(program.arena)?, memory(scratch)?);
-        Ok(Self { program, arena, scratch, ctx, pool, device })
+        Ok(Self { program, arena, scratch, ctx, pool, device, trace: None })
     }
 
     fn mismatch(&self, reason: String) -> DeviceError {
@@ -97,10 +100,14 @@ impl Executable for Interpreter {
         };
         let mut memory =
             Memory { feeds, variables, gradients: Raw::of(gradients), arena: Raw::of(arena) };
-        let (ctx, steps) = (self.ctx, &self.program.steps);
+        let (ctx, steps, trace) = (self.ctx, &self.program.steps, &self.trace);
         let mut all = || {
             for step in steps {
+                let start = trace.as_ref().and_then(|(trace, _)| trace.start());
                 execute(ctx, step, &mut memory, scratch);
+                if let Some((trace, lane)) = trace {
+                    trace.span(start, lane, || step.name.clone());
+                }
                 // Each row is the output of one step.
                 let View { place, offset, len } = step.output;
                 if place == Place::Gradients {
@@ -125,6 +132,10 @@ impl Executable for Interpreter {
             }
             _ => Err(self.mismatch(format!("no fetch {index} of {} floats", into.len()))),
         }
+    }
+
+    fn trace(&mut self, trace: Arc<Trace>, lane: &str) {
+        self.trace = Some((trace, lane.to_owned()));
     }
 
     fn program(&self) -> &Program {

@@ -13,6 +13,7 @@ mod exec;
 pub mod gemm;
 pub mod norm;
 mod pack;
+mod peak;
 pub mod pool;
 pub mod reduce;
 mod simd;
@@ -22,6 +23,7 @@ pub mod update;
 
 pub use ctx::Ctx;
 pub use epilogue::Epilogue;
+pub use peak::Peaks;
 pub use simd::Isa;
 
 use std::sync::Arc;
@@ -30,6 +32,7 @@ use self::exec::Interpreter;
 use super::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs};
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::graph::Program;
+use crate::util::clock::Clock;
 
 /// The processor, or a share of its cores: one tower's threads.
 pub struct CpuDevice {
@@ -64,6 +67,11 @@ impl CpuDevice {
             }
         };
         Ok(Self { name, ctx: Ctx { isa, threads }, pool })
+    }
+
+    /// Measures what its threads can do at most.
+    pub fn peaks(&self, clock: &dyn Clock) -> Peaks {
+        self.run(|| peak::measure(self.ctx, clock))
     }
 
     fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {

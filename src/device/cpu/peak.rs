@@ -1,0 +1,75 @@
+//! What the processor can do at most: the measure beside which kernels are shown.
+
+use std::hint::black_box;
+
+use super::Ctx;
+use super::simd::{MAX_LANES, multiversion};
+use crate::util::clock::Clock;
+
+/// The best of some tries.
+#[derive(Clone, Copy, Debug)]
+pub struct Peaks {
+    /// Fused multiply-adds in registers, two operations each, in GFLOP/s.
+    pub gflops: f64,
+    /// Bytes read and written by copies of 64 MiB, in GB/s.
+    pub gbytes: f64,
+}
+
+/// Chains of multiply-adds that do not wait for each other.
+const CHAINS: usize = 12;
+
+multiversion! {
+    fn chains<V>(rounds: usize) -> f32 {
+        // SAFETY: only in the instruction set of `V`; stores go to as many floats as a vector has.
+        unsafe {
+            let (a, b) = (V::splat(black_box(0.999)), V::splat(black_box(0.001)));
+            // Chains of equal values would be one to the compiler.
+            let mut sums = [V::zero(); CHAINS];
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = V::splat(black_box(i as f32));
+            }
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = V::mul_add(*sum, a, b);
+                }
+            }
+            let mut last = [0.0; MAX_LANES];
+            let sum = sums.into_iter().fold(V::zero(), |all, sum| V::add(all, sum));
+            V::store_part(sum, &mut last);
+            last[0]
+        }
+    }
+}
+
+multiversion! {
+    fn lanes<V>() -> usize { V::LANES }
+}
+
+/// Measures for some tenths of a second, with all threads of `ctx`.
+pub(super) fn measure(ctx: Ctx, clock: &dyn Clock) -> Peaks {
+    const ROUNDS: usize = 1 << 20;
+    const TRIES: usize = 8;
+    let best = |amount: f64, work: &mut dyn FnMut()| {
+        let mut time = |_| {
+            let start = clock.monotonic();
+            work();
+            (clock.monotonic() - start).as_secs_f64()
+        };
+        amount / (0..TRIES).map(&mut time).fold(f64::INFINITY, f64::min) / 1e9
+    };
+    let mut sums = vec![0.0; ctx.threads];
+    let flops = (2 * CHAINS * lanes(ctx.isa) * ROUNDS * ctx.threads) as f64;
+    let gflops = best(flops, &mut || {
+        ctx.each(ctx.threads, [], [(&mut sums[..], 1)], |_, [], [sum]| {
+            sum[0] = chains(ctx.isa, ROUNDS);
+        });
+    });
+    let from = vec![1.0; 16 << 20];
+    let mut to = vec![0.0; from.len()];
+    let bytes = (2 * size_of::<f32>() * from.len()) as f64;
+    let gbytes = best(bytes, &mut || {
+        ctx.map(1, [&from], [&mut to], |[from], [to]| to.copy_from_slice(from));
+        black_box(&to);
+    });
+    Peaks { gflops, gbytes }
+}
