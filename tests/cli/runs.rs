@@ -332,6 +332,30 @@ fn a_benchmark_of_steps() {
 }
 
 #[test]
+fn a_profile_names_every_operation_and_what_is_possible() {
+    let space = Space::new();
+    let args =
+        "bench step --batch-size 8 --num-batches 3 --num-warmup-batches 1 --threads 1 --profile";
+    let result = benchmark(&space, &format!("{args} --json"), 0);
+    let profile = &result["profile"];
+    assert!(
+        profile["peak_gflops"].as_f64().unwrap() > 0.0
+            && profile["peak_gbytes"].as_f64().unwrap() > 0.0
+    );
+    let rows = profile["operations"].as_array().unwrap();
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap();
+    assert!(rows.iter().all(|row| number(row, "gflops") >= 0.0 && number(row, "gbytes") > 0.0));
+    assert!(rows.windows(2).all(|pair| number(&pair[0], "ms") >= number(&pair[1], "ms")));
+    let conv2 = rows.iter().find(|row| row["name"] == "conv2/Relu").unwrap();
+    // 25 taps, 64 channels in and out, 12 x 12 places, 8 pictures.
+    let flops = 2.0 * 25.0 * 64.0 * 64.0 * 144.0 * 8.0;
+    let counted = number(conv2, "gflops") * number(conv2, "ms") * 1e6;
+    assert!((counted / flops - 1.0).abs() < 1e-6, "{counted} {flops}");
+    let text = space.ok(args).out;
+    assert!(text.contains("GB/s of copies") && text.contains("conv2/Relu (FusedConv2D)"), "{text}");
+}
+
+#[test]
 fn a_benchmark_that_diverges_is_invalid() {
     let space = Space::new();
     let args =
