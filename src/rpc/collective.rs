@@ -133,6 +133,10 @@ impl GrpcLink {
         if let Some(stopped) = self.stopped() {
             return stopped;
         }
+        // It may have heard before this rank that the run is over.
+        if let Some(stopped @ RpcError::Stopped { .. }) = ended {
+            return ReduceError::Stopped(Box::new(stopped));
+        }
         let reason = ended.map_or_else(|| "no word of it".to_owned(), |error| error.to_string());
         ReduceError::PeerLost { rank, reason }
     }
