@@ -63,6 +63,7 @@ pub(super) fn identity(
         ("cluster.mode".to_owned(), cluster.mode.to_string()),
         ("cluster.placement".to_owned(), cluster.placement.to_string()),
         ("cluster.exchange".to_owned(), cluster.exchange.to_string()),
+        ("cluster.run_id".to_owned(), cluster.run_id.clone().unwrap_or_else(|| "none".to_owned())),
         ("cluster.wire".to_owned(), cluster.wire.to_string()),
         ("cluster.overlap".to_owned(), cluster.overlap.to_string()),
         ("cluster.max_staleness".to_owned(), format!("{:?}", cluster.max_staleness)),

@@ -25,6 +25,8 @@ pub struct ClusterConfig {
     pub wire: Wire,
     /// Whether finished gradients are exchanged while others are still being computed.
     pub overlap: bool,
+    /// Any word that tells this run from others at the same addresses; `None` = none.
+    pub run_id: Option<String>,
     /// File with the token that all tasks share; `None` = none.
     pub token_file: Option<String>,
     /// Certificates.
@@ -55,6 +57,7 @@ impl Default for ClusterConfig {
             exchange: Exchange::Direct,
             wire: Wire::F32,
             overlap: true,
+            run_id: None,
             token_file: None,
             tls: TlsConfig::default(),
         }

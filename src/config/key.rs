@@ -155,6 +155,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("cluster.exchange", Kind::Choice(Exchange::NAMES)),
     key("cluster.wire", Kind::Choice(Wire::NAMES)),
     key("cluster.overlap", Kind::Switch),
+    key("cluster.run_id", Kind::Text).nullable(),
     key("cluster.token_file", Kind::Text).nullable(),
     key("cluster.tls.ca", Kind::Text).nullable(),
     key("cluster.tls.cert", Kind::Text).nullable(),

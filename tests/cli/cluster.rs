@@ -107,6 +107,10 @@ fn other_settings_are_refused_with_both_values() {
         .run("train --config cluster.yaml --job-name worker --task-index 0 --set cluster.wire=bf16 --overwrite --train-dir run")
         .code(8)
         .says(&["cluster.wire", "bf16", "f32"]);
+    space
+        .run("train --config cluster.yaml --job-name worker --task-index 0 --set cluster.run_id=new --overwrite --train-dir run")
+        .code(8)
+        .says(&["cluster.run_id", "new", "none"]);
     drop(ps);
 }
 

@@ -48,6 +48,7 @@ cluster:
   exchange: direct  # default
   wire: f32  # default
   overlap: true  # default
+  run_id: null  # default
   token_file: null  # default
   tls:
     ca: null  # default
