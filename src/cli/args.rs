@@ -13,7 +13,8 @@ use super::cluster_args::ClusterArgs;
 #[command(args_override_self = true)]
 #[command(
     after_help = "Flags may be written as TensorFlow's scripts do: --num_gpus, --train_dir, ...\n\
-    Exit codes: 0 done, 2 usage, 3 data, 6 diverged, 7 storage, 8 refused, 9 device, 130/143 interrupted and saved."
+    Exit codes: 0 done, 2 usage, 3 data, 4 peers missing, 5 peer lost, 6 diverged, 7 storage, 8 refused, 9 device,\n\
+    130/143 interrupted and saved, 141 our output was closed, 1 anything else."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -29,7 +30,7 @@ pub(crate) enum Command {
     /// Train what a YAML file describes
     Train(Box<ConfigArgs>),
     /// Start a task of a cluster that only serves
-    Serve(Box<ConfigArgs>),
+    Serve(Box<ServeArgs>),
     /// Start every task of a cluster on this machine
     Launch(LaunchArgs),
     /// Make certificates for the tasks of a cluster
@@ -60,6 +61,15 @@ pub(crate) struct ConfigArgs {
     /// The YAML file
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: TrainArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The YAML file [the cifar10 recipe]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: TrainArgs,
 }

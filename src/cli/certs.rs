@@ -58,7 +58,10 @@ pub(super) fn certs(args: &CertsArgs) -> Result<u8> {
 fn task(text: &str) -> Result<(TaskId, String)> {
     let usage = || Usage(format!("--task {text}: expected JOB:INDEX=HOST, such as worker:0=host"));
     let (task, host) = text.split_once('=').ok_or_else(usage)?;
-    Ok((task.parse()?, host.to_owned()))
+    match host.is_empty() {
+        true => Err(usage().into()),
+        false => Ok((task.parse()?, host.to_owned())),
+    }
 }
 
 fn write(dir: &Path, name: &str, certified: &Certified) -> Result<()> {

@@ -123,7 +123,7 @@ pub(super) struct Start<'a> {
     /// Whether this task has trained before: variables that are gone are restored, never made anew.
     pub(super) again: bool,
     pub(super) clock: &'a Arc<dyn Clock>,
-    pub(super) signal: &'a AtomicUsize,
+    pub(super) signal: &'a Arc<AtomicUsize>,
     /// How long others are waited for.
     pub(super) rendezvous: Duration,
 }
@@ -159,6 +159,7 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
     let targets: Vec<_> = targets.map(|task| (task.clone(), address(task))).collect();
     let gathering = Peer::connect_all(&targets, &identity, &security, timeouts, &waiting, &over);
     let peers = runtime.block_on(gathering)?;
+    Peer::end_with_signal(&runtime, &peers, &place.task, signal);
 
     let task = place.task.clone();
     let worker = Worker { task, runtime, identity, peers, _server: server };

@@ -10,7 +10,7 @@ pub(crate) struct ClusterArgs {
     /// Addresses of the workers, with commas between them
     #[arg(long, value_name = "HOST:PORT,...")]
     pub(crate) worker_hosts: Option<String>,
-    /// This process's job: ps, worker, chief
+    /// This process's job: ps, worker, chief, evaluator, or any of the cluster's own
     #[arg(long, value_name = "JOB")]
     pub(crate) job_name: Option<String>,
     /// This process's index in its job

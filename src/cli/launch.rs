@@ -17,7 +17,7 @@ use super::args::LaunchArgs;
 use super::exit::Usage;
 use super::output::{note, print};
 use super::{setup, train};
-use crate::cluster::TaskId;
+use crate::cluster::{EVALUATOR, TaskId};
 use crate::config::Layers;
 use crate::train::has_client;
 use crate::util::clock::{Clock, SystemClock};
@@ -100,9 +100,19 @@ fn arguments(task: &TaskId, args: &LaunchArgs, restarts: u32) -> Vec<String> {
 
 fn commands(tasks: &[(TaskId, &str)], args: &LaunchArgs) -> String {
     let line = |(task, address): &(TaskId, &str)| {
-        format!("tftrain {}   # on the host of {address}\n", arguments(task, args, 0).join(" "))
+        let words: Vec<String> = arguments(task, args, 0).iter().map(|word| quoted(word)).collect();
+        format!("tftrain {}   # on the host of {address}\n", words.join(" "))
     };
     tasks.iter().map(line).collect()
+}
+
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@%+{}".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 /// Sends the lines of a pipe until it ends.
@@ -144,6 +154,10 @@ fn supervise(
                 continue;
             }
             note(&format!("[launch] {task} ended with exit code {child_code}"));
+            // Nobody waits for an evaluator, in its death neither.
+            if task.job == EVALUATOR {
+                continue;
+            }
             if ending.is_none() && restarts < args.restart {
                 note(&format!("[launch] restarting {task}, {} of {}", restarts + 1, args.restart));
                 let restarts = restarts + 1;

@@ -55,7 +55,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Cifar10(args) => train::train(Some("cifar10"), None, &args),
         Command::LineFit(args) => train::train(Some("line"), None, &args),
         Command::Train(args) => train::train(None, Some(&args.config), &args.common),
-        Command::Serve(args) => train::serve(&args.config, &args.common),
+        Command::Serve(args) => train::serve(args.config.as_deref(), &args.common),
         Command::Launch(args) => launch::launch(&args),
         Command::Certs(args) => certs::certs(&args),
         Command::Eval(args) => eval::eval(&args),

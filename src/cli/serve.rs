@@ -76,7 +76,11 @@ impl Serve<'_> {
     /// The exit code of a task that served.
     fn ended(&self, failure: Option<Failure>) -> u8 {
         failure.map_or(0, |Failure { task, reason, code }| {
-            note(&format!("{}: {task} stopped the run: {reason}", self.place.task));
+            let own = self.place.task.to_string();
+            match task == own {
+                true => note(&format!("{own}: {reason}")),
+                false => note(&format!("{own}: {task} stopped the run: {reason}")),
+            }
             code
         })
     }

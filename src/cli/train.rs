@@ -24,8 +24,8 @@ use crate::train::{Duty, duty, settle_mode};
 use crate::util::clock::{Clock, SystemClock};
 
 /// Starts a task that only serves.
-pub(super) fn serve(file: &Path, args: &TrainArgs) -> Result<u8> {
-    start(None, Some(file), args, true)
+pub(super) fn serve(file: Option<&Path>, args: &TrainArgs) -> Result<u8> {
+    start(None, file, args, true)
 }
 
 /// Trains, or serves where this process is a task that does.
@@ -76,7 +76,7 @@ fn start(
             }
         }
     } else if only_serve {
-        let text = "there is no cluster to serve: give `cluster` in the configuration file";
+        let text = "there is no cluster to serve: give `cluster` in the configuration file, or --ps-hosts and --worker-hosts";
         return Err(Usage(text.to_owned()).into());
     }
     let is_chief = fellows.as_ref().is_none_or(|(place, training)| training.chief == place.task);

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -48,11 +49,17 @@ pub struct Peer {
     /// This life of it.
     pub incarnation: u64,
     /// Set when it is lost, or says that the run is over.
-    end: watch::Receiver<Option<RpcError>>,
+    end: Arc<watch::Sender<Option<RpcError>>>,
 }
 
 /// How long a checkpoint may take to come when everything else is over.
 const LAST_CALL: Duration = Duration::from_secs(10);
+
+/// How long a step may take to end after a signal.
+const LAST_STEP: Duration = Duration::from_secs(4);
+
+/// How often a signal is looked for.
+const GLANCE: Duration = Duration::from_millis(100);
 
 /// The pause between two tries to connect.
 const RETRY: Duration = Duration::from_millis(100);
@@ -173,6 +180,7 @@ impl Peer {
         let request = JoinRequest {
             protocol: PROTOCOL,
             task: identity.task.to_string(),
+            called: task.to_string(),
             incarnation: identity.incarnation,
             settings: identity.settings.clone().into_iter().collect(),
         };
@@ -186,7 +194,7 @@ impl Peer {
                 let other = || RpcError::from_status(task, address, &status);
                 bad_certificate(&status).map_or_else(other, refused)
             })?;
-        let (set, end) = watch::channel(None);
+        let end = Arc::new(watch::Sender::new(None));
         let peer = Self {
             task: task.clone(),
             address: address.to_owned(),
@@ -194,17 +202,12 @@ impl Peer {
             incarnation: joined.into_inner().incarnation,
             end,
         };
-        tokio::spawn(peer.clone().watch(identity.clone(), timeouts.heartbeat, set));
+        tokio::spawn(peer.clone().watch(identity.clone(), timeouts.heartbeat));
         Ok(peer)
     }
 
     /// Beats until the peer's stream ends, and says why it did.
-    async fn watch(
-        self,
-        identity: Arc<Identity>,
-        heartbeat: Duration,
-        set: watch::Sender<Option<RpcError>>,
-    ) {
+    async fn watch(self, identity: Arc<Identity>, heartbeat: Duration) {
         let beat = Beat {
             task: identity.task.to_string(),
             incarnation: identity.incarnation,
@@ -228,7 +231,7 @@ impl Peer {
                         Ok(Ok(Some(Beat { stop: Some(stop), .. }))) => {
                             let Stop { task, reason, code } = stop;
                             let code = u8::try_from(code).unwrap_or(1);
-                            set.send_replace(Some(RpcError::Stopped { task, reason, code }));
+                            self.end.send_replace(Some(RpcError::Stopped { task, reason, code }));
                         }
                         Ok(Ok(Some(_))) => {}
                         Ok(Ok(None)) => break lost("it closed the connection"),
@@ -238,12 +241,42 @@ impl Peer {
                 }
             }
         };
-        set.send_if_modified(|why| why.is_none() && why.replace(end).is_none());
+        self.ends(end);
+    }
+
+    /// It is of no more use, for the first reason that there is.
+    fn ends(&self, reason: RpcError) {
+        self.end.send_if_modified(|why| why.is_none() && why.replace(reason).is_none());
+    }
+
+    /// Gives up the step at hand when a signal has come and the step does not end, since another task stands still: the
+    /// calls to `peers` end as if the run were over.
+    pub fn end_with_signal(
+        runtime: &Runtime,
+        peers: &[Self],
+        own: &TaskId,
+        signal: &Arc<AtomicUsize>,
+    ) {
+        let (peers, own, signal) = (peers.to_vec(), own.to_string(), signal.clone());
+        drop(runtime.spawn(async move {
+            while signal.load(Ordering::Relaxed) == 0 {
+                tokio::time::sleep(GLANCE).await;
+            }
+            tokio::time::sleep(LAST_STEP).await;
+            let number = signal.load(Ordering::Relaxed);
+            for peer in peers {
+                peer.ends(RpcError::Stopped {
+                    task: own.clone(),
+                    reason: format!("interrupted by signal {number}"),
+                    code: 128 + number as u8,
+                });
+            }
+        }));
     }
 
     /// Waits until the peer is lost, or the run is over.
     pub(super) async fn ended(&self) -> RpcError {
-        let mut end = self.end.clone();
+        let mut end = self.end.subscribe();
         let value = end.wait_for(Option::is_some).await.ok().and_then(|value| value.clone());
         value.unwrap_or_else(|| RpcError::Lost {
             task: self.task.clone(),

@@ -46,6 +46,12 @@ impl ControlService {
                 peer.protocol, own.task
             ));
         }
+        if peer.called != own.task.to_string() {
+            return Some(format!(
+                "the address of {} is that of {}: give each task its own",
+                peer.called, own.task
+            ));
+        }
         let keys = own.settings.keys().chain(peer.settings.keys());
         for key in keys {
             let (ours, theirs) = (own.settings.get(key), peer.settings.get(key));

@@ -216,6 +216,33 @@ fn a_client_and_those_who_compute_for_it_end_together() {
 }
 
 #[test]
+fn a_step_that_does_not_end_is_given_up_after_a_signal() {
+    for (mode, ps) in [("collective", 0), ("ps-sync", 1)] {
+        let space = Space::new();
+        cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
+        let servers: Vec<Live> = (0..ps).map(|i| task(&space, "ps", i, ENDLESS)).collect();
+        let mut chief = task(&space, "worker", 0, ENDLESS);
+        // It beats, but its lines are never read, so that it stops within a step.
+        let stuck = format!(
+            "train --config cluster.yaml --job-name worker --task-index 1 {ENDLESS} --log-every 1"
+        );
+        let mut stuck = space.spawn_unread(&stuck);
+        chief.until(|| space.steps_so_far("run") > 10);
+        let mut last = 0;
+        // The pipe is full when no step comes any more.
+        while last != space.steps_so_far("run") {
+            last = space.steps_so_far("run");
+            std::thread::sleep(std::time::Duration::from_millis(700));
+        }
+        chief.signal("TERM");
+        chief.ended().code(143).says(&["saved in run"]);
+        stuck.signal("KILL");
+        servers.into_iter().for_each(|ps| _ = ps.ended().code(143));
+        assert_eq!(space.checkpoints("run"), [last], "{mode}");
+    }
+}
+
+#[test]
 fn who_stands_still_says_where() {
     let flags = format!("{ENDLESS} --stall-timeout 1");
     let tasks = Tasks::start("ps-sync", 1, &flags);

@@ -60,6 +60,31 @@ fn jobs_may_have_any_names_and_sparse_indices() {
 }
 
 #[test]
+fn an_evaluator_that_fails_ends_nobody() {
+    let space = Space::new();
+    let [a, b] = ports(2).try_into().unwrap();
+    let text = format!(
+        "model: line\ndata: {{name: line}}\ncluster: {{worker: [\"127.0.0.1:{a}\"], evaluator: [\"127.0.0.1:{b}\"]}}\n"
+    );
+    fs::write(space.path("cluster.yaml"), text).unwrap();
+    let ended = space.ok("launch --config cluster.yaml -- --train-dir run --max-steps 300");
+    assert!(ended.err.contains("evaluator:0 ended with exit code"), "{}", ended.err);
+    assert_eq!(space.checkpoints("run"), [300]);
+}
+
+#[test]
+fn a_task_that_is_another_one_is_refused() {
+    let space = Space::new();
+    let [port] = ports(1).try_into().unwrap();
+    // One address by two names.
+    let hosts = format!("--worker-hosts localhost:{port},127.0.0.1:{port}");
+    space
+        .run(&format!("line-fit {hosts} --job-name worker --task-index 0 --train-dir run"))
+        .code(8)
+        .says(&["the address of worker:1 is that of worker:0"]);
+}
+
+#[test]
 fn a_cluster_resumes_from_its_checkpoint() {
     let space = Space::new();
     for (mode, ps) in [("ps-sync", 2), ("collective", 0)] {

@@ -102,6 +102,11 @@ impl Space {
         Live(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
+    /// As [`Space::start`], with a stdout that nobody reads.
+    pub(crate) fn spawn_unread(&self, args: &str) -> Live {
+        Live(self.command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
     /// As [`Space::start`], with the lines of stdout in a file.
     pub(crate) fn start_into(&self, file: &str, args: &str) -> Live {
         let out = fs::File::create(self.path(file)).unwrap();
