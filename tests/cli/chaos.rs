@@ -226,7 +226,7 @@ fn a_step_that_does_not_end_is_given_up_after_a_signal() {
         let stuck = format!(
             "train --config cluster.yaml --job-name worker --task-index 1 {ENDLESS} --log-every 1"
         );
-        let mut stuck = space.spawn_unread(&stuck);
+        let stuck = space.spawn_unread(&stuck);
         chief.until(|| space.steps_so_far("run") > 10);
         let mut last = 0;
         // The pipe is full when no step comes any more.
