@@ -7,7 +7,7 @@ use std::time::Duration;
 use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
 use tftrain::device::cpu::norm::{lrn, lrn_grad};
-use tftrain::device::cpu::{Ctx, Epilogue, Isa, elementwise, pool, reduce, update};
+use tftrain::device::cpu::{Ctx, Epilogue, Isa, elementwise, pool, reduce, update, winograd};
 use tftrain::graph::{LrnParams, Padding, Window};
 use tftrain::util::clock::{Clock, SystemClock};
 use tftrain::util::rng::{Purpose, Stream};
@@ -77,19 +77,34 @@ impl Bench {
         let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
         let flops = (2 * 25 * ins * outs * BATCH * extent * extent) as f64;
         let ctx = self.ctx;
-        let mut scratch = vec![0.0; conv::forward_scratch(ctx, &conv)];
+        let size = [conv::forward_scratch, conv::input_grad_scratch, conv::filter_grad_scratch];
+        let tiled = [
+            winograd::forward_scratch,
+            winograd::input_grad_scratch,
+            winograd::filter_grad_scratch,
+        ];
+        let most = size.iter().chain(&tiled).map(|size| size(ctx, &conv)).max();
+        let mut scratch = vec![0.0; most.unwrap_or(0)];
+        let epilogue = Epilogue::BiasRelu(&bias);
         self.run(&format!("{name} forward + relu"), flops, || {
-            conv::forward(ctx, &conv, &x, &w, Epilogue::BiasRelu(&bias), &mut y, &mut scratch);
+            conv::forward(ctx, &conv, &x, &w, epilogue, &mut y, &mut scratch);
+        });
+        self.run(&format!("{name} Winograd"), flops, || {
+            winograd::forward(ctx, &conv, &x, &w, epilogue, &mut y, &mut scratch);
         });
         if input_gradient {
-            let mut scratch = vec![0.0; conv::input_grad_scratch(ctx, &conv)];
             self.run(&format!("{name} input gradient"), flops, || {
                 conv::input_grad(ctx, &conv, &dy, &w, &mut dx, &mut scratch);
             });
+            self.run(&format!("{name} Winograd"), flops, || {
+                winograd::input_grad(ctx, &conv, &dy, &w, &mut dx, &mut scratch);
+            });
         }
-        let mut scratch = vec![0.0; conv::filter_grad_scratch(ctx, &conv)];
         self.run(&format!("{name} filter gradient"), flops, || {
             conv::filter_grad(ctx, &conv, &x, &dy, &mut dw, &mut scratch);
+        });
+        self.run(&format!("{name} Winograd"), flops, || {
+            winograd::filter_grad(ctx, &conv, &x, &dy, &mut dw, &mut scratch);
         });
     }
 
@@ -108,6 +123,7 @@ impl Bench {
         let ctx = self.ctx;
         println!("{}, {} threads", ctx.isa, ctx.threads);
         self.conv("conv1", 24, 3, 64, false);
+        self.conv("conv2", 12, 64, 64, true);
         let (n, c) = (BATCH, 64);
         let x = random(n * 24 * 24 * c, 5);
         let mut wide = vec![0.0; x.len()];

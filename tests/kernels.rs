@@ -13,7 +13,9 @@ use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::depthwise::{self, Depthwise};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
 use tftrain::device::cpu::norm::{self, BatchNorm};
-use tftrain::device::cpu::{Ctx, Epilogue, Isa, elementwise, pool, reduce, softmax, update};
+use tftrain::device::cpu::{
+    Ctx, Epilogue, Isa, elementwise, pool, reduce, softmax, update, winograd,
+};
 use tftrain::graph::{LrnParams, Padding, Window};
 use tftrain::util::rng::{Purpose, Stream};
 
@@ -87,6 +89,34 @@ fn windows() -> Vec<Window> {
     all
 }
 
+type Forward = fn(Ctx, &Conv, &[f32], &[f32], Epilogue<'_>, &mut [f32], &mut [f32]);
+type Gradient = fn(Ctx, &Conv, &[f32], &[f32], &mut [f32], &mut [f32]);
+type Scratch = fn(Ctx, &Conv) -> usize;
+
+/// One way to convolve: the kernels, each with its scratch, and the largest error of each.
+struct Way {
+    name: &'static str,
+    forward: (Forward, Scratch, f64),
+    input_grad: (Gradient, Scratch, f64),
+    filter_grad: (Gradient, Scratch, f64),
+}
+
+const DIRECT: Way = Way {
+    name: "direct",
+    forward: (conv::forward, conv::forward_scratch, 1e-5),
+    input_grad: (conv::input_grad, conv::input_grad_scratch, 1e-5),
+    filter_grad: (conv::filter_grad, conv::filter_grad_scratch, 1e-5),
+};
+
+/// Over the shapes below the direct kernels err by up to 1.6e-6, in the filter gradient 2.0e-6; these by 6.8e-6 and 2.4e-5,
+/// as transforms add and subtract values of different sizes. The bounds are 6 and 20 times the direct errors.
+const WINOGRAD: Way = Way {
+    name: "winograd",
+    forward: (winograd::forward, winograd::forward_scratch, 1e-5),
+    input_grad: (winograd::input_grad, winograd::input_grad_scratch, 1e-5),
+    filter_grad: (winograd::filter_grad, winograd::filter_grad_scratch, 4e-5),
+};
+
 fn check_conv(n: usize, ins: usize, outs: usize, window: Window) {
     let shape = Conv { n, in_channels: ins, out_channels: outs, window };
     let naive = reference::Conv { n, ins, outs, window };
@@ -97,45 +127,30 @@ fn check_conv(n: usize, ins: usize, outs: usize, window: Window) {
     let (wx, ww, wdy) = (wide(&x), wide(&w), wide(&dy));
     let y = reference::conv(&naive, false, &wx, &ww);
     let biased = reference::bias_add(&y, &wide(&bias));
-    for (expected, epilogue) in [
-        (&y, Epilogue::None),
-        (&biased, Epilogue::Bias(&bias)),
-        (&reference::relu(&biased), Epilogue::BiasRelu(&bias)),
-    ] {
-        check(&format!("{shape:?} {epilogue:?}"), expected, 1e-5, |ctx, out| {
-            conv::forward(
-                ctx,
-                &shape,
-                &x,
-                &w,
-                epilogue,
-                out,
-                &mut scratch(conv::forward_scratch(ctx, &shape)),
-            );
+    let cut = reference::relu(&biased);
+    let dx = reference::conv_input_grad(&naive, false, &wdy, &ww);
+    let dw = reference::conv_filter_grad(&naive, false, &wx, &wdy);
+    let ways = if winograd::fits(&shape) { &[DIRECT, WINOGRAD][..] } else { &[DIRECT] };
+    for Way { name, forward, input_grad, filter_grad } in ways {
+        let (kernel, size, tolerance) = *forward;
+        for (expected, epilogue) in [
+            (&y, Epilogue::None),
+            (&biased, Epilogue::Bias(&bias)),
+            (&cut, Epilogue::BiasRelu(&bias)),
+        ] {
+            check(&format!("{name} {shape:?} {epilogue:?}"), expected, tolerance, |ctx, out| {
+                kernel(ctx, &shape, &x, &w, epilogue, out, &mut scratch(size(ctx, &shape)));
+            });
+        }
+        let (kernel, size, tolerance) = *input_grad;
+        check(&format!("{name} input gradient, {shape:?}"), &dx, tolerance, |ctx, out| {
+            kernel(ctx, &shape, &dy, &w, out, &mut scratch(size(ctx, &shape)));
+        });
+        let (kernel, size, tolerance) = *filter_grad;
+        check(&format!("{name} filter gradient, {shape:?}"), &dw, tolerance, |ctx, out| {
+            kernel(ctx, &shape, &x, &dy, out, &mut scratch(size(ctx, &shape)));
         });
     }
-    let dx = reference::conv_input_grad(&naive, false, &wdy, &ww);
-    check(&format!("input gradient, {shape:?}"), &dx, 1e-5, |ctx, out| {
-        conv::input_grad(
-            ctx,
-            &shape,
-            &dy,
-            &w,
-            out,
-            &mut scratch(conv::input_grad_scratch(ctx, &shape)),
-        );
-    });
-    let dw = reference::conv_filter_grad(&naive, false, &wx, &wdy);
-    check(&format!("filter gradient, {shape:?}"), &dw, 1e-5, |ctx, out| {
-        conv::filter_grad(
-            ctx,
-            &shape,
-            &x,
-            &dy,
-            out,
-            &mut scratch(conv::filter_grad_scratch(ctx, &shape)),
-        );
-    });
 }
 
 #[test]
@@ -147,6 +162,43 @@ fn convolutions() {
     let window = Window::new([6, 6], [3, 3], [1, 1], Padding::Same).unwrap();
     check_conv(1, 64, 64, window);
     check_conv(19, 3, 48, window);
+}
+
+#[test]
+fn tiles_pay_by_shape_alone() {
+    let conv = |extent: usize, kernel: usize, stride: usize, in_channels, out_channels| {
+        let window = Window::new([extent; 2], [kernel; 2], [stride; 2], Padding::Same).unwrap();
+        Conv { n: 1, in_channels, out_channels, window }
+    };
+    assert!(!winograd::pays(&conv(24, 5, 1, 3, 64)), "conv1");
+    assert!(winograd::pays(&conv(12, 5, 1, 64, 64)), "conv2");
+    assert!(winograd::pays(&conv(32, 3, 1, 64, 64)));
+    assert!(!winograd::pays(&conv(1, 3, 1, 64, 64)), "a tile for one value");
+    assert!(!winograd::fits(&conv(32, 3, 2, 64, 64)) && !winograd::fits(&conv(32, 1, 1, 64, 64)));
+}
+
+/// Extents that tiles of 4 do not divide, pictures smaller than a filter, channels that are no whole vectors, more tiles
+/// than a block holds, and the tutorial network's second convolution.
+#[test]
+fn convolutions_in_tiles() {
+    for (input, n, ins, outs) in [
+        ([1, 1], 3, 2, 3),
+        ([2, 9], 2, 17, 40),
+        ([5, 4], 1, 1, 1),
+        ([13, 6], 5, 33, 19),
+        ([8, 23], 7, 16, 64),
+        ([61, 70], 2, 9, 12),
+    ] {
+        for kernel in [[3, 3], [5, 5]] {
+            for padding in [Padding::Same, Padding::Valid] {
+                if let Some(window) = Window::new(input, kernel, [1, 1], padding) {
+                    check_conv(n, ins, outs, window);
+                }
+            }
+        }
+    }
+    let window = Window::new([12, 12], [5, 5], [1, 1], Padding::Same).unwrap();
+    check_conv(10, 64, 64, window);
 }
 
 fn check_depthwise(n: usize, channels: usize, multiplier: usize, window: Window) {

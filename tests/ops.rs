@@ -7,7 +7,7 @@ mod support;
 
 use serde_json::Value;
 use support::{assert_digest, extents, golden, wave};
-use tftrain::device::cpu::{CpuDevice, Isa};
+use tftrain::device::cpu::{ConvAlgorithm, CpuDevice, Isa};
 use tftrain::device::{Device, Executable, Slab};
 use tftrain::graph::{
     Builder, Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Program, Window, gradients,
@@ -142,10 +142,15 @@ fn agrees_with_tensorflow() {
     let golden = golden("ops.json");
     let cases = golden.as_array().unwrap();
     assert_eq!(cases.len(), 54);
-    for isa in Isa::available() {
-        let device = device(isa);
+    let ways = [ConvAlgorithm::Auto, ConvAlgorithm::Winograd];
+    for (isa, way) in Isa::available().into_iter().flat_map(|isa| ways.map(|way| (isa, way))) {
+        let device = device(isa).with_conv(way);
         for case in cases {
-            let name = format!("{} {} {} on {isa}", case["op"], case["attrs"], case["inputs"]);
+            let op = &case["op"];
+            if way != ConvAlgorithm::Auto && op != "conv2d" {
+                continue;
+            }
+            let name = format!("{op} {} {} on {isa}, {way:?}", case["attrs"], case["inputs"]);
             let shapes: Vec<Vec<usize>> =
                 case["inputs"].as_array().unwrap().iter().map(extents).collect();
             let op = recorded(case, &shapes).unwrap_or_else(|| panic!("no operation for {name}"));

@@ -12,10 +12,9 @@ use super::exit::Usage;
 use super::output::{class_table, note, precision_line, print};
 use super::setup::{self, Loaded};
 use crate::data::Split;
-use crate::device::cpu::CpuDevice;
 use crate::io::{EventWriter, RUN_FILE};
 use crate::store::State;
-use crate::train::{Evaluator, EventsReport, Happening, Report, Weights};
+use crate::train::{Evaluator, EventsReport, Happening, Report, Weights, cpu_device};
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::cores;
 
@@ -51,7 +50,7 @@ pub(super) fn eval(args: &EvalArgs) -> Result<u8> {
     let Some(source) = setup::evaluation_source(&config, split)? else {
         return Err(Usage(format!("model {} has no classes to evaluate", config.model.name)).into());
     };
-    let device = CpuDevice::new(0, args.threads.unwrap_or_else(cores))?;
+    let device = cpu_device(&config, 0, args.threads.unwrap_or_else(cores))?;
     let model = setup::model(&config);
     let mut evaluator = Evaluator::new(&*model, &device, config.data.batch_size)?;
     let mut events = match &args.eval_dir {

@@ -14,8 +14,7 @@ use super::output::print;
 use super::setup::{self, Loaded};
 use crate::config::DataName;
 use crate::data::{CROP, CifarSet, DataError, Draw, Pictures, distort, load_file};
-use crate::device::cpu::CpuDevice;
-use crate::train::{Evaluator, Weights};
+use crate::train::{Evaluator, Weights, cpu_device};
 
 /// Prints each picture's likeliest classes.
 pub(super) fn predict(args: &PredictArgs) -> Result<u8> {
@@ -36,7 +35,7 @@ pub(super) fn predict(args: &PredictArgs) -> Result<u8> {
         .get("classes")
         .map(|names| names.split(',').map(str::to_owned).collect())
         .unwrap_or_default();
-    let device = CpuDevice::new(0, 1)?;
+    let device = cpu_device(&config, 0, 1)?;
     let mut evaluator = Evaluator::new(&*model, &device, 1)?;
     let averaged = evaluator.set(&state, Weights::Averaged).is_ok();
     if !averaged {

@@ -174,6 +174,18 @@ choice! {
 }
 
 choice! {
+    /// How convolutions are computed.
+    Convolution {
+        /// The faster way for each one's shape.
+        Auto = "auto",
+        /// As sums of products, all of them.
+        Direct = "direct",
+        /// By Winograd's minimal filtering where there is one: stride 1, filters of 3x3 or 5x5.
+        Winograd = "winograd",
+    }
+}
+
+choice! {
     /// The number format of activations and gradients.
     Precision {
         /// IEEE single precision.

@@ -6,8 +6,16 @@ use super::resolve::flat;
 use super::schema::RunConfig;
 
 /// The keys, or sections, that decide the course of the training.
-const COURSE: [&str; 7] =
-    ["model.", "data.name", "data.batch_size", "optimizer.", "moving_average", "precision", "seed"];
+const COURSE: [&str; 8] = [
+    "model.",
+    "data.name",
+    "data.batch_size",
+    "optimizer.",
+    "moving_average",
+    "precision",
+    "conv",
+    "seed",
+];
 
 /// What must agree for a run to resume, as canonical text: one `key: value` a line.
 ///
@@ -79,6 +87,7 @@ optimizer.learning_rate.tower_blind: false
 optimizer.learning_rate.warmup_epochs: 0.0
 moving_average: 0.9999
 precision: \"f32\"
+conv: \"auto\"
 seed: 1
 towers: 4
 "
@@ -99,6 +108,7 @@ towers: 4
             "seed=2",
             "data.batch_size=64",
             "precision=bf16",
+            "conv=direct",
             "moving_average=off",
             "optimizer.clip=1",
             "optimizer.learning_rate=0.1",

@@ -5,8 +5,8 @@ use std::ops::Bound;
 use serde_json::Value;
 
 use super::choice::{
-    ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
-    ScheduleName, VariablePlacement, Wire,
+    ClusterMode, Convolution, DataName, Exchange, ModelName, OptimizerName, Placement, Precision,
+    Reduce, ScheduleName, VariablePlacement, Wire,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
 
@@ -146,6 +146,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("variables", Kind::Choice(VariablePlacement::NAMES)),
     key("reduce", Kind::Choice(Reduce::NAMES)),
     key("precision", Kind::Choice(Precision::NAMES)),
+    key("conv", Kind::Choice(Convolution::NAMES)),
     key("seed", FROM_ZERO),
     key("cluster.jobs", Kind::Jobs),
     key("cluster.mode", Kind::Choice(ClusterMode::NAMES)),

@@ -24,8 +24,8 @@ mod towers;
 mod tree;
 
 pub use choice::{
-    ClusterMode, DataName, Exchange, ModelName, OptimizerName, Placement, Precision, Reduce,
-    ScheduleName, VariablePlacement, Wire,
+    ClusterMode, Convolution, DataName, Exchange, ModelName, OptimizerName, Placement, Precision,
+    Reduce, ScheduleName, VariablePlacement, Wire,
 };
 pub use cluster::{ClusterConfig, TlsConfig};
 pub use compare::{differences, fingerprint};

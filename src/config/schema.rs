@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DataName, ModelName, Precision, Reduce, VariablePlacement};
+use super::choice::{Convolution, DataName, ModelName, Precision, Reduce, VariablePlacement};
 use super::cluster::ClusterConfig;
 use super::error::ConfigError;
 use super::layers::Layers;
@@ -35,6 +35,9 @@ pub struct RunConfig {
     /// The number format of activations and gradients.
     #[serde(default = "default_precision")]
     pub precision: Precision,
+    /// How convolutions are computed: another way rounds otherwise.
+    #[serde(default = "default_conv")]
+    pub conv: Convolution,
     /// Seed of every random stream.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -169,6 +172,10 @@ fn default_reduce() -> Reduce {
 
 fn default_precision() -> Precision {
     Precision::F32
+}
+
+fn default_conv() -> Convolution {
+    Convolution::Auto
 }
 
 fn default_seed() -> u64 {

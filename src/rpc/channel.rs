@@ -322,7 +322,11 @@ impl Peer {
     ) {
         runtime.block_on(async {
             for peer in peers {
-                peer.leave(identity, failure).await;
+                // Who is silent would only be waited for.
+                let lost = matches!(&*peer.end.borrow(), Some(RpcError::Lost { .. }));
+                if !lost {
+                    peer.leave(identity, failure).await;
+                }
             }
         });
     }

@@ -24,7 +24,8 @@ pub use meter::{Line, Meter};
 pub use progress::{Phase, Progress};
 pub use report::{EventsReport, Happening, MetricsReport, Report, Summary};
 pub use strategy::{
-    Assembly, Fabric, LocalTowers, Part, assemble, collective, local_towers, store_settings,
+    Assembly, Fabric, LocalTowers, Part, assemble, collective, cpu_device, local_towers,
+    store_settings,
 };
 pub use supervisor::{Outcome, Supervisor};
 pub use trainer::{Diverged, StepReport, StepTimes, Trainer};

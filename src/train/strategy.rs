@@ -9,11 +9,11 @@ use super::optimizer::{rule, schedule};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    ClusterConfig, ClusterMode, Exchange, Precision, Reduce, RunConfig, TowerDevices,
+    ClusterConfig, ClusterMode, Convolution, Exchange, Precision, Reduce, RunConfig, TowerDevices,
     VariablePlacement, Wire as WireConfig,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
-use crate::device::cpu::CpuDevice;
+use crate::device::cpu::{ConvAlgorithm, CpuDevice};
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
 use crate::reduce::{
@@ -82,6 +82,16 @@ pub struct LocalTowers {
     pub towers: Vec<Box<dyn Tower>>,
 }
 
+/// A share of the CPU that computes as `config` says.
+pub fn cpu_device(config: &RunConfig, ordinal: u32, threads: usize) -> Result<CpuDevice> {
+    let conv = match config.conv {
+        Convolution::Auto => ConvAlgorithm::Auto,
+        Convolution::Direct => ConvAlgorithm::Direct,
+        Convolution::Winograd => ConvAlgorithm::Winograd,
+    };
+    Ok(CpuDevice::new(ordinal, threads)?.with_conv(conv))
+}
+
 /// The towers that `config` asks for.
 pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<LocalTowers> {
     if config.precision == Precision::Bf16 {
@@ -100,7 +110,7 @@ pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<Loca
     let threads = (config.towers.threads.unwrap_or_else(cores) / n_towers).max(1);
     let (mut devices, mut towers) = (Vec::new(), Vec::new());
     for i in 0..n_towers {
-        let device: Arc<dyn Device> = Arc::new(CpuDevice::new(i as u32, threads)?);
+        let device: Arc<dyn Device> = Arc::new(cpu_device(config, i as u32, threads)?);
         towers.push(Box::new(LocalTower::new(device.clone(), compiled.clone())?) as _);
         devices.push(device);
     }
@@ -150,7 +160,7 @@ pub fn assemble(
     };
     let host: Arc<dyn Device> = match &devices[..] {
         [one] => one.clone(),
-        _ => Arc::new(CpuDevice::new(0, threads)?),
+        _ => Arc::new(cpu_device(config, 0, threads)?),
     };
     let n_towers = towers.len();
     let names = towers.iter().map(|tower| tower.device().clone()).collect();

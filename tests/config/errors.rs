@@ -101,7 +101,7 @@ fn values_of_the_wrong_type_are_named_with_line_and_key() {
     assert_eq!(
         file_error("- 1\n- 2\n"),
         "configs/a.yaml: `configuration` must be a mapping of model, data, optimizer, \
-         moving_average, towers, variables, reduce, precision, seed, cluster, train, not [1,2]"
+         moving_average, towers, variables, reduce, precision, conv, seed, cluster, train, not [1,2]"
     );
 }
 

@@ -38,6 +38,7 @@ towers:
 variables: cpu  # default
 reduce: auto  # default
 precision: f32  # default
+conv: auto  # default
 seed: 3  # a.yaml:1
 cluster:
   jobs: {}  # default

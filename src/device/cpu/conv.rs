@@ -7,11 +7,34 @@
 use super::pack::{pack_columns, pack_rows};
 use super::reduce::tree_sum;
 use super::tile::Band;
-use super::{Ctx, Epilogue};
+use super::{Ctx, Epilogue, winograd};
 use crate::graph::Window;
 
 /// Chunks of pictures whose filter gradients are summed apart: fixed, so that threads cannot change a result.
 const CHUNKS: usize = 8;
+
+/// How convolutions are computed. The ways differ in rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConvAlgorithm {
+    /// The faster one for the shape.
+    #[default]
+    Auto,
+    /// As sums of products.
+    Direct,
+    /// In tiles by minimal filtering, where [`winograd::fits`].
+    Winograd,
+}
+
+impl ConvAlgorithm {
+    /// Whether this convolution goes to the kernels of [`winograd`]. The same on every machine.
+    pub fn tiles(self, conv: &Conv) -> bool {
+        match self {
+            Self::Auto => winograd::pays(conv),
+            Self::Direct => false,
+            Self::Winograd => winograd::fits(conv),
+        }
+    }
+}
 
 /// Sizes of a convolution of `[n, h, w, in_channels]` with a `[kh, kw, in_channels, out_channels]` filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +50,7 @@ pub struct Conv {
 }
 
 impl Conv {
-    fn check(&self, x: &[f32], filter: &[f32], y: &[f32]) {
+    pub(super) fn check(&self, x: &[f32], filter: &[f32], y: &[f32]) {
         let w = &self.window;
         let sizes = (self.n * self.picture(), self.filter(), self.n * self.result());
         assert_eq!((x.len(), filter.len(), y.len()), sizes, "operands of {self:?}");

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::conv::{self, Conv};
+use super::conv::{self, Conv, ConvAlgorithm};
 use super::depthwise::{self, Depthwise};
 use super::gemm::{Matmul, matmul, matmul_scratch};
 use super::norm::{self, BatchNorm};
-use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
+use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax, winograd};
 use crate::device::{DeviceError, Done, Executable, Slab};
 use crate::graph::{Op, Place, Program, Step, View, Window};
 use crate::tensor::Shape;
@@ -18,6 +18,7 @@ pub(super) struct Interpreter {
     arena: Slab,
     scratch: Slab,
     ctx: Ctx,
+    conv: ConvAlgorithm,
     pool: Option<Arc<rayon::ThreadPool>>,
     device: String,
     /// Where operations are drawn, and in which lane.
@@ -28,6 +29,7 @@ impl Interpreter {
     pub(super) fn new(
         program: Program,
         ctx: Ctx,
+        conv: ConvAlgorithm,
         pool: Option<Arc<rayon::ThreadPool>>,
         device: String,
     ) -> Result<Self, DeviceError> {
@@ -52,13 +54,14 @@ impl Interpreter {
                 return Err(DeviceError::Mismatch { device, reason });
             }
         }
-        let scratch = program.steps.iter().map(|step| scratch_len(ctx, step)).max().unwrap_or(0);
+        let needs = program.steps.iter().map(|step| scratch_len(ctx, conv, step));
+        let scratch = needs.max().unwrap_or(0);
         let memory = |len| {
             let bytes = len * size_of::<f32>();
             Slab::host(len).ok_or(DeviceError::OutOfMemory { device: device.clone(), bytes })
         };
         let (arena, scratch) = (memory(program.arena)?, memory(scratch)?);
-        Ok(Self { program, arena, scratch, ctx, pool, device, trace: None })
+        Ok(Self { program, arena, scratch, ctx, conv, pool, device, trace: None })
     }
 
     fn mismatch(&self, reason: String) -> DeviceError {
@@ -100,11 +103,11 @@ impl Executable for Interpreter {
         };
         let mut memory =
             Memory { feeds, variables, gradients: Raw::of(gradients), arena: Raw::of(arena) };
-        let (ctx, steps, trace) = (self.ctx, &self.program.steps, &self.trace);
+        let (ctx, conv, steps, trace) = (self.ctx, self.conv, &self.program.steps, &self.trace);
         let mut all = || {
             for step in steps {
                 let start = trace.as_ref().and_then(|(trace, _)| trace.start());
-                execute(ctx, step, &mut memory, scratch);
+                execute(ctx, conv, step, &mut memory, scratch);
                 if let Some((trace, lane)) = trace {
                     trace.span(start, lane, || step.name.clone());
                 }
@@ -227,7 +230,7 @@ fn ends(step: &Step) -> (&Shape, &Shape) {
 }
 
 /// Floats of scratch that a step needs.
-fn scratch_len(ctx: Ctx, step: &Step) -> usize {
+fn scratch_len(ctx: Ctx, algorithm: ConvAlgorithm, step: &Step) -> usize {
     let (x, y) = match step.inputs.is_empty() {
         true => return 0,
         false => ends(step),
@@ -235,10 +238,26 @@ fn scratch_len(ctx: Ctx, step: &Step) -> usize {
     let channels = x.last_dim();
     match &step.op {
         Op::Conv2d(w) | Op::Conv2dBias { window: w, .. } => {
-            conv::forward_scratch(ctx, &conv(w, x, y))
+            let conv = conv(w, x, y);
+            match algorithm.tiles(&conv) {
+                true => winograd::forward_scratch(ctx, &conv),
+                false => conv::forward_scratch(ctx, &conv),
+            }
         }
-        Op::Conv2dInputGrad(w) => conv::input_grad_scratch(ctx, &conv(w, x, y)),
-        Op::Conv2dFilterGrad(w) => conv::filter_grad_scratch(ctx, &conv(w, x, y)),
+        Op::Conv2dInputGrad(w) => {
+            let conv = conv(w, x, y);
+            match algorithm.tiles(&conv) {
+                true => winograd::input_grad_scratch(ctx, &conv),
+                false => conv::input_grad_scratch(ctx, &conv),
+            }
+        }
+        Op::Conv2dFilterGrad(w) => {
+            let conv = conv(w, x, y);
+            match algorithm.tiles(&conv) {
+                true => winograd::filter_grad_scratch(ctx, &conv),
+                false => conv::filter_grad_scratch(ctx, &conv),
+            }
+        }
         Op::DepthwiseConv2dFilterGrad(w) => depthwise::filter_grad_scratch(&depthwise(w, x, y)),
         &Op::MatMul { transpose_a, transpose_b } => {
             matmul_scratch(ctx, &product(x, y, transpose_a, transpose_b))
@@ -253,7 +272,13 @@ fn scratch_len(ctx: Ctx, step: &Step) -> usize {
     }
 }
 
-fn execute(ctx: Ctx, step: &Step, memory: &mut Memory<'_>, scratch: &mut [f32]) {
+fn execute(
+    ctx: Ctx,
+    algorithm: ConvAlgorithm,
+    step: &Step,
+    memory: &mut Memory<'_>,
+    scratch: &mut [f32],
+) {
     let ([a, b, c], out) = memory.split(step);
     let shape = |i: usize| &step.inputs[i].1;
     match &step.op {
@@ -271,19 +296,29 @@ fn execute(ctx: Ctx, step: &Step, memory: &mut Memory<'_>, scratch: &mut [f32]) 
         }
         Op::Conv2d(w) => {
             let conv = conv(w, shape(0), &step.shape);
-            conv::forward(ctx, &conv, a, b, Epilogue::None, out, scratch);
+            let tiles = algorithm.tiles(&conv);
+            let forward = if tiles { winograd::forward } else { conv::forward };
+            forward(ctx, &conv, a, b, Epilogue::None, out, scratch);
         }
         Op::Conv2dBias { window, relu } => {
             let conv = conv(window, shape(0), &step.shape);
-            conv::forward(ctx, &conv, a, b, epilogue(c, *relu), out, scratch);
+            let tiles = algorithm.tiles(&conv);
+            let forward = if tiles { winograd::forward } else { conv::forward };
+            forward(ctx, &conv, a, b, epilogue(c, *relu), out, scratch);
         }
         Op::Conv2dInputGrad(w) => {
             let (x, y) = ends(step);
-            conv::input_grad(ctx, &conv(w, x, y), a, b, out, scratch);
+            let conv = conv(w, x, y);
+            let tiles = algorithm.tiles(&conv);
+            let gradient = if tiles { winograd::input_grad } else { conv::input_grad };
+            gradient(ctx, &conv, a, b, out, scratch);
         }
         Op::Conv2dFilterGrad(w) => {
             let (x, y) = ends(step);
-            conv::filter_grad(ctx, &conv(w, x, y), a, b, out, scratch);
+            let conv = conv(w, x, y);
+            let tiles = algorithm.tiles(&conv);
+            let gradient = if tiles { winograd::filter_grad } else { conv::filter_grad };
+            gradient(ctx, &conv, a, b, out, scratch);
         }
         Op::DepthwiseConv2d(w) => {
             let (x, y) = ends(step);

@@ -20,7 +20,9 @@ mod simd;
 pub mod softmax;
 mod tile;
 pub mod update;
+pub mod winograd;
 
+pub use conv::ConvAlgorithm;
 pub use ctx::Ctx;
 pub use epilogue::Epilogue;
 pub use peak::Peaks;
@@ -38,6 +40,7 @@ use crate::util::clock::Clock;
 pub struct CpuDevice {
     name: DeviceName,
     ctx: Ctx,
+    conv: ConvAlgorithm,
     /// Not there for one thread, which is the caller's.
     pool: Option<Arc<rayon::ThreadPool>>,
 }
@@ -66,7 +69,13 @@ impl CpuDevice {
                 Some(Arc::new(pool.map_err(fail)?))
             }
         };
-        Ok(Self { name, ctx: Ctx { isa, threads }, pool })
+        let conv = ConvAlgorithm::default();
+        Ok(Self { name, ctx: Ctx { isa, threads }, conv, pool })
+    }
+
+    /// The same with convolutions computed as `conv` says.
+    pub fn with_conv(self, conv: ConvAlgorithm) -> Self {
+        Self { conv, ..self }
     }
 
     /// Measures what its threads can do at most.
@@ -112,7 +121,7 @@ impl Device for CpuDevice {
 
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError> {
         let name = self.name.to_string();
-        Ok(Box::new(Interpreter::new(program, self.ctx, self.pool.clone(), name)?))
+        Ok(Box::new(Interpreter::new(program, self.ctx, self.conv, self.pool.clone(), name)?))
     }
 
     fn sum(&self, slabs: &mut [Slab], scale: f32) -> Result<(), DeviceError> {
