@@ -77,7 +77,7 @@ def train(program, folder, wire, overlap, batch, steps):
     spans = [e for e in trace if e["ph"] == "X"]
     # How long the gradients that are exchanged early are on their way, and how much of that lies within the towers' work.
     early = [e for e in spans if lanes[e["tid"]] == "exchange"]
-    towers = [e for e in spans if lanes[e["tid"]] == "tower_0"]
+    towers = [e for e in spans if lanes[e["tid"]] == "tower_0" and e["name"] == "gradients"]
     hidden = [
         sum(max(0, min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"])) for b in towers)
         for a in early
