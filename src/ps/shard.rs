@@ -121,17 +121,10 @@ impl Shard {
         Ok(self.replaced(incarnation))
     }
 
-    /// Copies the variables.
-    pub fn read(&self, into: &mut [f32]) -> Result<Version, PsError> {
-        let version = self.version().ok_or(PsError::Empty)?;
-        self.values.read(into)?;
-        Ok(version)
-    }
-
-    /// Copies what is kept beside the variables: averages, then velocities, where there are any.
-    pub fn state(&self) -> Result<Vec<Vec<f32>>, PsError> {
-        self.version().ok_or(PsError::Empty)?;
-        self.values.state()
+    /// The variables as they are now, and with `everything` the averages and velocities after them, where there are any. They do
+    /// not change while they are held; an update copies them first.
+    pub fn views(&self, everything: bool) -> Result<(Version, Vec<Arc<Slab>>), PsError> {
+        Ok((self.version().ok_or(PsError::Empty)?, self.values.views(everything)))
     }
 
     /// Copies everything that is needed to go on.
@@ -144,11 +137,6 @@ impl Shard {
     pub fn lend(&mut self) -> Result<Slab, PsError> {
         let fresh = || Ok(self.values.device.alloc(self.values.len())?);
         self.spare.pop().map_or_else(fresh, Ok)
-    }
-
-    /// Whether [`Shard::lend`] needs no new memory.
-    pub fn has_spare(&self) -> bool {
-        !self.spare.is_empty()
     }
 
     /// Async: applies a gradient that was computed on the variables of version `seen`, unless it is too old.
@@ -340,7 +328,7 @@ mod tests {
     fn living_variables_are_not_overwritten() {
         let mut shard = small(free(None));
         assert!(shard.version().is_none());
-        assert!(matches!(shard.read(&mut [0.0; 4]), Err(PsError::Empty)));
+        assert!(matches!(shard.views(false), Err(PsError::Empty)));
         assert!(matches!(shard.snapshot(), Err(PsError::Empty)));
         shard.initialize(3, &[1.0; 4]).unwrap();
         let seen = shard.version().unwrap();
@@ -414,7 +402,6 @@ mod tests {
         let slab = |len| Slab::host(len).unwrap();
         assert!(matches!(shard.push(0, seen, slab(4)), Err(PsError::Mode { mode: "sync" })));
         assert!(matches!(shard.offer(0, seen, 1, slab(3)), Err(PsError::Length { .. })));
-        assert!(matches!(shard.read(&mut [0.0; 9]), Err(PsError::Length { .. })));
         let short = ShardState { slots: Some(vec![1.0; 3]), params: vec![9.0; 4], ..saved.clone() };
         assert!(matches!(shard.restore(2, &short), Err(PsError::Length { what: "momentum", .. })));
         let none = ShardState { averages: None, params: vec![9.0; 4], ..saved.clone() };

@@ -17,82 +17,61 @@ const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian
 
 /// Floats that streams are views of, and that are written again when no stream is left.
 #[derive(Clone, Default)]
-pub(super) struct Shared(Arc<Floats>);
-
-enum Floats {
-    Plain(Vec<f32>),
-    Slab(Slab),
-}
-
-impl Default for Floats {
-    fn default() -> Self {
-        Self::Plain(Vec::new())
-    }
-}
+pub(super) struct Shared(Arc<Vec<f32>>);
 
 impl Shared {
     /// The floats.
     pub(super) fn floats(&self) -> &[f32] {
-        match &*self.0 {
-            Floats::Plain(floats) => floats,
-            Floats::Slab(slab) => slab.as_host().unwrap_or_default(),
-        }
-    }
-
-    /// The slab, if it is one and no stream is left.
-    pub(super) fn into_slab(self) -> Result<Slab, Self> {
-        match Arc::try_unwrap(self.0) {
-            Ok(Floats::Slab(slab)) => Ok(slab),
-            Ok(floats) => Err(Self(Arc::new(floats))),
-            Err(read) => Err(Self(read)),
-        }
+        &self.0
     }
 
     /// Memory for `len` floats, with anything in it.
     pub(super) fn memory(&mut self, len: usize) -> &mut [f32] {
-        if !matches!(Arc::get_mut(&mut self.0), Some(Floats::Plain(_))) {
+        if Arc::get_mut(&mut self.0).is_none() {
             self.0 = Arc::default();
         }
-        match Arc::get_mut(&mut self.0) {
-            Some(Floats::Plain(floats)) => {
-                floats.resize(len, 0.0);
-                floats
-            }
-            _ => unreachable!("it is plain, and nobody else has it"),
-        }
+        let floats = Arc::make_mut(&mut self.0);
+        floats.resize(len, 0.0);
+        floats
     }
-}
 
-impl From<Slab> for Shared {
-    fn from(slab: Slab) -> Self {
-        Self(Arc::new(Floats::Slab(slab)))
+    /// A view of them.
+    pub(super) fn bytes(&self) -> Bytes {
+        Bytes::from_owner(self.clone())
     }
 }
 
 impl From<Vec<f32>> for Shared {
     fn from(floats: Vec<f32>) -> Self {
-        Self(Arc::new(Floats::Plain(floats)))
+        Self(Arc::new(floats))
     }
 }
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(self.floats())
+        bytemuck::cast_slice(&self.0)
     }
 }
 
-/// The stream of some floats after others.
+/// A view of a slab in the host's memory.
+pub(super) fn bytes(slab: Arc<Slab>) -> Bytes {
+    struct Viewed(Arc<Slab>);
+    impl AsRef<[u8]> for Viewed {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(self.0.as_host().unwrap_or_default())
+        }
+    }
+    Bytes::from_owner(Viewed(slab))
+}
+
+/// The stream of floats that lie in several places.
 pub(super) fn split(
     mut header: Header,
-    parts: &[&Shared],
+    mut parts: Vec<Bytes>,
 ) -> impl Stream<Item = Chunk> + Send + Unpin + use<> {
-    header.floats = parts.iter().map(|part| part.floats().len() as u64).sum();
+    header.floats = parts.iter().map(|part| (part.len() / size_of::<f32>()) as u64).sum();
     let mut header = Some(header);
-    let parts: Vec<Bytes> = parts
-        .iter()
-        .map(|&part| Bytes::from_owner(part.clone()))
-        .filter(|b| !b.is_empty())
-        .collect();
+    parts.retain(|part| !part.is_empty());
     // Nothing at all is announced too.
     let nothing = parts.is_empty().then(Bytes::new);
     let pieces = parts.into_iter().flat_map(|part| {
@@ -154,7 +133,7 @@ mod tests {
         runtime.block_on(async {
             let (one, other) = values.split_at(len / 3);
             let (one, other) = (Shared::from(one.to_vec()), Shared::from(other.to_vec()));
-            let mut stream = split(Header::default(), &[&one, &other]).map(Ok);
+            let mut stream = split(Header::default(), vec![one.bytes(), other.bytes()]).map(Ok);
             let (one, other) = out.split_at_mut(into / 2);
             join(&mut stream, |_| Ok(vec![one, other])).await
         })?;

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::attend::{Attendance, PEER_LOST, attend};
 use super::bulk::{self, Incoming, Nothing};
-use super::chunks::{self, Shared};
+use super::chunks;
 use super::error::{refusal, stopped};
 use super::members::{Departure, Failure, Members};
 use super::proto::variables_server::Variables;
@@ -15,7 +15,7 @@ use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionR
 use crate::cluster::TaskId;
 use crate::device::Slab;
 use crate::optim::Schedule;
-use crate::ps::{Effect, PsError, Pushed, Shard, ShardState, Tally, Version, Why};
+use crate::ps::{Effect, Pushed, Shard, ShardState, Tally, Version, Why};
 use crate::store::StoreSettings;
 
 /// What one release tells a worker.
@@ -35,35 +35,6 @@ struct Inner {
     loss: f64,
     /// How each worker's departure was last acted upon.
     seen: Vec<Option<Departure>>,
-    /// The parameters as they were last pulled, of this version: the same for all workers of a round.
-    pulled: (Option<Version>, Shared),
-}
-
-impl Inner {
-    /// The parameters, which are of this version.
-    fn parameters(&mut self, version: Version) -> Result<&Shared, PsError> {
-        if self.pulled.0 != Some(version) {
-            self.pulled.0 = None;
-            let mut slab = self.lend()?;
-            self.shard.read(slab.as_host_mut().unwrap_or_default())?;
-            self.pulled = (Some(version), slab.into());
-        }
-        Ok(&self.pulled.1)
-    }
-
-    /// A slab for an incoming gradient; that of the pulled parameters rather than a new one, when nobody reads it any more.
-    fn lend(&mut self) -> Result<Slab, PsError> {
-        if !self.shard.has_spare() || self.pulled.0.is_none() {
-            match std::mem::take(&mut self.pulled.1).into_slab() {
-                Ok(slab) => {
-                    self.pulled.0 = None;
-                    return Ok(slab);
-                }
-                Err(read) => self.pulled.1 = read,
-            }
-        }
-        self.shard.lend()
-    }
 }
 
 /// One ps task. A `std::sync::Mutex` guards the shard, since it is never held across a wait.
@@ -94,8 +65,7 @@ impl ParameterServer {
         members: Arc<Members>,
     ) -> Arc<Self> {
         let seen = vec![None; workers.len()];
-        let inner =
-            Inner { shard, losses: Vec::new(), loss: 0.0, seen, pulled: Default::default() };
+        let inner = Inner { shard, losses: Vec::new(), loss: 0.0, seen };
         Arc::new(Self {
             inner: Mutex::new(inner),
             releases: workers.iter().map(|_| watch::Sender::default()).collect(),
@@ -214,7 +184,7 @@ impl ParameterServer {
     }
 
     async fn push_gradient(&self, mut stream: Incoming<Chunk>) -> Result<PushReply, Status> {
-        let mut slab = self.lock().lend().map_err(refusal)?;
+        let mut slab = self.lock().shard.lend().map_err(refusal)?;
         let header = {
             let floats = slab.as_host_mut();
             let floats =
@@ -360,17 +330,10 @@ impl Variables for Arc<ParameterServer> {
         {
             return Err(stopped(&task, code, &reason));
         }
-        let stream = {
-            let mut inner = self.lock();
-            let version = inner.shard.version().ok_or_else(|| refusal(PsError::Empty))?;
-            let Version { incarnation, step } = version;
-            let header = Header { incarnation, step, ..Header::default() };
-            let state = if everything { inner.shard.state().map_err(refusal)? } else { vec![] };
-            let state: Vec<Shared> = state.into_iter().map(Shared::from).collect();
-            let parameters = inner.parameters(version).map_err(refusal)?;
-            let parts: Vec<&Shared> = std::iter::once(parameters).chain(&state).collect();
-            chunks::split(header, &parts)
-        };
+        let (version, views) = self.lock().shard.views(everything).map_err(refusal)?;
+        let Version { incarnation, step } = version;
+        let header = Header { incarnation, step, ..Header::default() };
+        let stream = chunks::split(header, views.into_iter().map(chunks::bytes).collect());
         Ok(bulk::reply(stream))
     }
 

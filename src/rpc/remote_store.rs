@@ -195,7 +195,7 @@ impl RemoteStore {
                 loss: share.loss,
                 ..Header::default()
             };
-            let stream = is_due.then(|| chunks::split(header, &[&shard.packed]));
+            let stream = is_due.then(|| chunks::split(header, vec![shard.packed.bytes()]));
             async move {
                 let reply = match stream {
                     Some(stream) => {
@@ -275,7 +275,7 @@ impl VariableStore for RemoteStore {
                 shard.ranges.iter().for_each(|r| floats.extend_from_slice(&slab[r.clone()]));
             }
             let header = Header { incarnation, step, ..Header::default() };
-            let stream = chunks::split(header, &[&floats.into()]);
+            let stream = chunks::split(header, vec![Shared::from(floats).bytes()]);
             async move {
                 let restored = shard.client.restore(bulk::request(stream));
                 let reply = shard.peer.within(restored).await;

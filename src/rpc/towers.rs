@@ -149,7 +149,7 @@ impl Towers for Arc<TowerServer> {
         let ((), tower) = self.work(tower, move |tower| tower.compute(observe)).await?;
         self.served.fetch_add(1, Ordering::Relaxed);
         let header = Header { losses: tower.losses.clone(), ..Header::default() };
-        Ok(bulk::reply(chunks::split(header, &[&tower.answer])))
+        Ok(bulk::reply(chunks::split(header, vec![tower.answer.bytes()])))
     }
 
     type ActivationsStream = Chunks;
@@ -161,7 +161,7 @@ impl Towers for Arc<TowerServer> {
         let tower = self.tower(request.into_inner().tower)?;
         let (layers, _) = self.work(tower, |tower| tower.tower.activations()).await?;
         let chunked = |(name, values): (String, Vec<f32>)| {
-            chunks::split(Header { name, ..Header::default() }, &[&values.into()])
+            chunks::split(Header { name, ..Header::default() }, vec![Shared::from(values).bytes()])
         };
         let pieces: Vec<_> = layers.into_iter().map(chunked).collect();
         let all = pieces.into_iter().fold(Box::pin(tokio_stream::empty()) as Chunks, |all, one| {
@@ -234,7 +234,7 @@ impl Tower for RemoteTower {
         }
         let task = self.identity.task.to_string();
         let header = Header { task, tower: self.index, observe, ..Header::default() };
-        let request = chunks::split(header, &[&self.packed]);
+        let request = chunks::split(header, vec![self.packed.bytes()]);
         let client = &mut self.client;
         let call = async {
             let mut answer = client.gradients(bulk::request(request)).await?;
