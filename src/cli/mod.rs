@@ -22,26 +22,37 @@ mod train;
 mod watchdog;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use signal_hook::consts::signal::SIGXFSZ;
+use tracing_subscriber::EnvFilter;
 
 use self::args::{Cli, Command};
 
 /// Runs the program; the value is its exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(normalized(std::env::args_os()));
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
+    log_to_stderr();
     match fail_beyond_size_limits().and_then(|()| dispatch(cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => exit::fail(&error),
     }
+}
+
+/// What `RUST_LOG` asks for; warnings of this program where it says nothing.
+fn log_to_stderr() {
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("tftrain=warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
 }
 
 /// Lets a write beyond `ulimit -f` fail, which is told, where the signal would end the process without a word.

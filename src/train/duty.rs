@@ -1,7 +1,7 @@
 //! [`Duty`]: what a task of a cluster does, by the cluster's mode.
 
 use crate::cluster::{ClusterError, ClusterSpec, EVALUATOR, Place, TaskId};
-use crate::config::{ClusterMode, Origin, Reduce, Resolved, RunConfig, VariablePlacement};
+use crate::config::{ClusterMode, Origin, Reduce, Resolved, RunConfig, VariablePlacement, Wire};
 use crate::ps::{Accumulator, Mode, Rounds, WhenShort};
 
 /// What a task does.
@@ -103,6 +103,12 @@ pub fn duty(config: &RunConfig, place: &Place) -> Result<Duty, ClusterError> {
         ClusterMode::InGraph if serving.is_empty() => {
             return fail("the cluster has no tasks that serve (--worker-hosts)".to_owned());
         }
+        ClusterMode::PsSync | ClusterMode::PsAsync | ClusterMode::InGraph
+            if config.cluster.wire != Wire::F32 =>
+        {
+            let wire = config.cluster.wire;
+            return fail(format!("`cluster.wire: {wire}` is for collectives, others send f32"));
+        }
         ClusterMode::PsSync | ClusterMode::PsAsync | ClusterMode::InGraph if replicated => {
             return fail("there is one copy of the variables, `variables: cpu`".to_owned());
         }
@@ -165,8 +171,13 @@ mod tests {
     use super::*;
 
     fn of(mode: &str, cluster: &str, task: &str) -> Result<String, String> {
+        with_wire(Wire::F32, mode, cluster, task)
+    }
+
+    fn with_wire(wire: Wire, mode: &str, cluster: &str, task: &str) -> Result<String, String> {
         let mut config = RunConfig::recipe("cifar10").unwrap();
         config.cluster.mode = serde_json::from_value(mode.into()).unwrap();
+        config.cluster.wire = wire;
         let (spec, task): (ClusterSpec, TaskId) = (cluster.parse().unwrap(), task.parse().unwrap());
         let place = Place { spec, task, sources: Vec::new() };
         let duty = duty(&config, &place).map_err(|error| error.to_string())?;
@@ -203,5 +214,11 @@ mod tests {
             why("collective", r#"{"ps":["a:1"],"worker":["b:1"]}"#).ends_with("is left for ps:0")
         );
         assert!(why("in-graph", r#"{"ps":["a:1"]}"#).contains("no tasks that serve"));
+        let full = r#"{"ps":["a:1"],"worker":["b:1"]}"#;
+        for mode in ["ps-sync", "ps-async", "in-graph"] {
+            let why = with_wire(Wire::Bf16, mode, full, "worker:0").unwrap_err();
+            assert!(why.contains("`cluster.wire: bf16` is for collectives"), "{why}");
+        }
+        assert!(with_wire(Wire::Bf16, "collective", workers, "worker:0").is_ok());
     }
 }
