@@ -150,7 +150,7 @@ say "mpirun: two hosts x 2 tasks, parameter servers, divergence, and an end that
 printf '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n' > rsh
 chmod +x rsh
 export OMPI_MCA_plm_rsh_agent=$work/rsh OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export HOSTS=127.0.0.1:2,127.0.0.2:2 GRACE=1
+export HOSTS=127.0.0.1:2,127.0.0.2:2 GRACE=5
 expect 0 env TRAIN_DIR=f "$files/openmpi.sh" line-fit
 fitted f 1000
 expect 0 env TRAIN_DIR=g PS=1 "$files/openmpi.sh" line-fit
