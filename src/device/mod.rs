@@ -6,6 +6,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod heap;
+pub mod shared;
 mod slab;
 
 pub use slab::Slab;

@@ -260,9 +260,15 @@ impl Link for Dying {
         self.link.size()
     }
 
-    fn send_bytes(&mut self, to: usize, tag: u64, message: Bytes) -> Result<(), ReduceError> {
+    fn send_with(
+        &mut self,
+        to: usize,
+        tag: u64,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), ReduceError> {
         self.live()?;
-        self.link.send_bytes(to, tag, message)
+        self.link.send_with(to, tag, len, write)
     }
 
     fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {

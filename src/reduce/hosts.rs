@@ -1,9 +1,8 @@
 //! [`Hosts`]: carries out the schedule of an exchange over a [`Link`].
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::{Exchange, Link, ReduceError, Wire, direct, ring};
 use crate::device::cpu::{Ctx, Isa, reduce::tree_sum};
@@ -14,9 +13,6 @@ const SHARE: u32 = u32::MAX;
 
 /// Floats that are added at a time, so that they stay in the nearest cache.
 const BLOCK: usize = 1024;
-
-/// Messages that are remembered, for their memory.
-const REMEMBERED: usize = 8;
 
 /// Which way gradients take between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,8 +51,6 @@ pub(super) struct Hosts {
     kept: Vec<Bytes>,
     /// A block of each rank.
     blocks: Vec<[f32; BLOCK]>,
-    /// Messages that were sent: their memory is used again when the link has let go of it.
-    sent: VecDeque<Bytes>,
     /// Exchanges so far; tags never repeat.
     round: u32,
 }
@@ -71,7 +65,6 @@ impl Hosts {
             mean: slab(len)?,
             kept: vec![Bytes::new(); size],
             blocks: vec![[0.0; BLOCK]; size],
-            sent: VecDeque::with_capacity(REMEMBERED),
             round: 0,
         })
     }
@@ -158,12 +151,12 @@ impl Hosts {
         let wire = self.wire;
         match exchange {
             Exchange::Send { to, tag, range, summed } => {
-                let mut message = self.memory(range.len() * wire.width());
-                let floats = if summed { self.mean(start, range) } else { &own[range] };
-                wire.encode(floats, &mut message);
-                let message = message.freeze();
-                self.remember(message.clone());
-                self.link.send_bytes(to, self.tag(tag), message)?;
+                let (tag, len) = (self.tag(tag), range.len() * wire.width());
+                let floats = match summed {
+                    true => &host(&mut self.mean)[start + range.start..start + range.end],
+                    false => &own[range],
+                };
+                self.link.send_with(to, tag, len, &mut |message| wire.encode(floats, message))?;
             }
             Exchange::Keep { from, tag, range } => {
                 self.kept[from] = self.message(from, tag, range.len())?;
@@ -198,37 +191,22 @@ impl Hosts {
     /// Adds what was kept and what is one's own as a tree by rank, and divides.
     fn sum(&mut self, start: usize, range: Range<usize>, own: &[f32], scale: f32) {
         let ctx = Ctx { isa: Isa::detect(), threads: 1 };
-        let (rank, width) = (self.link.rank(), self.wire.width());
+        let (rank, wire) = (self.link.rank(), self.wire);
         let mean = &mut host(&mut self.mean)[start + range.start..start + range.end];
         for (i, (mean, own)) in mean.chunks_mut(BLOCK).zip(own[range].chunks(BLOCK)).enumerate() {
-            let bytes = i * BLOCK * width..(i * BLOCK + own.len()) * width;
+            let bytes = i * BLOCK * wire.width()..(i * BLOCK + own.len()) * wire.width();
+            let kept = |from: usize| &self.kept[from][bytes.clone()];
             for (from, block) in self.blocks.iter_mut().enumerate().filter(|(r, _)| *r != rank) {
-                self.wire.decode(&self.kept[from][bytes.clone()], &mut block[..own.len()]);
+                if wire.floats(kept(from)).is_none() {
+                    wire.decode(kept(from), &mut block[..own.len()]);
+                }
             }
-            let block = |r: usize| if r == rank { own } else { &self.blocks[r][..own.len()] };
+            let block = |r: usize| match r == rank {
+                true => own,
+                false => wire.floats(kept(r)).unwrap_or(&self.blocks[r][..own.len()]),
+            };
             tree_sum(ctx, self.blocks.len(), block, scale, mean);
-            self.wire.round(mean);
-        }
-    }
-
-    /// Memory for a message, if possible that of one which has left.
-    fn memory(&mut self, bytes: usize) -> BytesMut {
-        let mut memory = match self.sent.pop_front().map(Bytes::try_into_mut) {
-            Some(Ok(left)) => left,
-            Some(Err(on_its_way)) => {
-                self.sent.push_front(on_its_way);
-                BytesMut::new()
-            }
-            None => BytesMut::new(),
-        };
-        memory.clear();
-        memory.reserve(bytes);
-        memory
-    }
-
-    fn remember(&mut self, message: Bytes) {
-        if self.sent.len() < REMEMBERED {
-            self.sent.push_back(message);
+            wire.round(mean);
         }
     }
 }

@@ -16,14 +16,22 @@ pub trait Link: Send {
     fn rank(&self) -> usize;
     /// The number of ranks.
     fn size(&self) -> usize;
-    /// Hands over a message. May wait while three of this rank's messages lie at the receiver, not before.
-    fn send_bytes(&mut self, to: usize, tag: u64, message: Bytes) -> Result<(), ReduceError>;
+    /// Hands over a message of `len` bytes, which `write` fills. May wait while three of this rank's messages lie at the receiver,
+    /// not before.
+    fn send_with(
+        &mut self,
+        to: usize,
+        tag: u64,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), ReduceError>;
     /// Waits for the message with this tag.
     fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError>;
 
     /// Sends floats as they are.
     fn send(&mut self, to: usize, tag: u64, floats: &[f32]) -> Result<(), ReduceError> {
-        self.send_bytes(to, tag, Bytes::copy_from_slice(bytemuck::cast_slice(floats)))
+        let bytes: &[u8] = bytemuck::cast_slice(floats);
+        self.send_with(to, tag, bytes.len(), &mut |message| message.copy_from_slice(bytes))
     }
 
     /// Waits for floats that travel as they are.
@@ -135,8 +143,16 @@ impl Link for LocalLink {
         self.peers.len()
     }
 
-    fn send_bytes(&mut self, to: usize, tag: u64, chunk: Bytes) -> Result<(), ReduceError> {
-        let message = Message::Chunk { from: self.rank, tag, chunk };
+    fn send_with(
+        &mut self,
+        to: usize,
+        tag: u64,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), ReduceError> {
+        let mut chunk = vec![0; len];
+        write(&mut chunk);
+        let message = Message::Chunk { from: self.rank, tag, chunk: chunk.into() };
         self.outbox.push((to, message));
         while !self.outbox.is_empty() && !self.holds() {
             self.post_one();

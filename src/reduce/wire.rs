@@ -1,15 +1,12 @@
 //! [`Wire`]: how the floats of a message travel.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::ReduceError;
 use crate::util::half::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 
 // Floats travel as they lie in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian");
-
-/// Floats that are converted at a time.
-const BLOCK: usize = 1024;
 
 /// How the floats of a message travel; sums are f32 always. What is rounded is rounded to nearest, ties to even, and keeps
 /// infinities and NaNs.
@@ -33,10 +30,10 @@ impl Wire {
         }
     }
 
-    /// Appends floats to a message.
-    pub fn encode(self, floats: &[f32], message: &mut BytesMut) {
+    /// Makes of floats a message of [`Wire::width`] bytes for each.
+    pub fn encode(self, floats: &[f32], message: &mut [u8]) {
         match self {
-            Self::F32 => message.extend_from_slice(bytemuck::cast_slice(floats)),
+            Self::F32 => message.copy_from_slice(bytemuck::cast_slice(floats)),
             Self::Bf16 => encode(bf16_from_f32, floats, message),
             Self::F16 => encode(f16_from_f32, floats, message),
         }
@@ -49,6 +46,11 @@ impl Wire {
             Self::Bf16 => decode(f32_from_bf16, message, into),
             Self::F16 => decode(f32_from_f16, message, into),
         }
+    }
+
+    /// The floats of a message in which they lie ready.
+    pub fn floats(self, message: &[u8]) -> Option<&[f32]> {
+        (self == Self::F32).then(|| bytemuck::try_cast_slice(message).ok()).flatten()
     }
 
     /// Makes of floats what arrives when they are sent.
@@ -69,13 +71,9 @@ impl Wire {
     }
 }
 
-fn encode(half: impl Fn(f32) -> u16, floats: &[f32], message: &mut BytesMut) {
-    let mut block = [0u16; BLOCK];
-    for floats in floats.chunks(BLOCK) {
-        let block = &mut block[..floats.len()];
-        block.iter_mut().zip(floats).for_each(|(h, x)| *h = half(*x));
-        message.extend_from_slice(bytemuck::cast_slice(block));
-    }
+fn encode(half: impl Fn(f32) -> u16, floats: &[f32], message: &mut [u8]) {
+    let (halves, _) = message.as_chunks_mut::<2>();
+    halves.iter_mut().zip(floats).for_each(|(h, x)| *h = half(*x).to_le_bytes());
 }
 
 fn decode(float: impl Fn(u16) -> f32, message: &[u8], into: &mut [f32]) {
@@ -91,9 +89,8 @@ mod tests {
     fn what_is_sent_arrives_rounded() {
         let floats: Vec<f32> = (0..2500).map(|i| (i as f32 - 1200.0) / 7.0).collect();
         for wire in [Wire::F32, Wire::Bf16, Wire::F16] {
-            let mut message = BytesMut::new();
+            let mut message = vec![0; floats.len() * wire.width()];
             wire.encode(&floats, &mut message);
-            assert_eq!(message.len(), floats.len() * wire.width());
             let (mut arrived, mut rounded) = (vec![0.0; floats.len()], floats.clone());
             wire.decode(&message, &mut arrived);
             wire.round(&mut rounded);

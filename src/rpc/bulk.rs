@@ -329,7 +329,7 @@ mod tests {
 
     fn segment(len: usize) -> Segment {
         let data = (0..len).map(|i| i as u8).collect::<Vec<_>>().into();
-        Segment { task: "worker:1".to_owned(), tag: len as u64, data }
+        Segment { task: "worker:1".to_owned(), tag: len as u64, data, slot: 0, len: 0 }
     }
 
     /// The bytes of an outgoing body, by frames.

@@ -13,7 +13,7 @@ use super::proto::control_client::ControlClient;
 use super::proto::{Beat, JoinRequest, LeaveRequest, Stop};
 use super::security::{Line, Security, bad_certificate, root_cause};
 use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
-use super::{PROTOCOL, RpcError, Runtime};
+use super::{PROTOCOL, RpcError, Runtime, shortcut};
 use crate::cluster::TaskId;
 
 /// How long to wait for what.
@@ -46,6 +46,8 @@ pub struct Peer {
     pub address: String,
     /// The connection.
     pub(super) channel: Line,
+    /// Whether it is on this host.
+    pub(super) near: bool,
     /// This life of it.
     pub incarnation: u64,
     /// Set when it is lost, or says that the run is over.
@@ -172,7 +174,13 @@ impl Peer {
             .http2_keep_alive_interval(timeouts.heartbeat)
             .keep_alive_timeout(timeouts.heartbeat)
             .keep_alive_while_idle(true);
-        let channel = endpoint.connect().await.map_err(|error| {
+        let shortcut = shortcut::find(address).await;
+        let near = shortcut.is_some();
+        let connected = match shortcut {
+            Some(shortcut) => endpoint.connect_with_connector(shortcut).await,
+            None => endpoint.connect().await,
+        };
+        let channel = connected.map_err(|error| {
             bad_certificate(&error).map_or_else(|| lost(root_cause(&error)), refused)
         })?;
         let channel = Line::new(channel, security.credentials());
@@ -199,6 +207,7 @@ impl Peer {
             task: task.clone(),
             address: address.to_owned(),
             channel,
+            near,
             incarnation: joined.into_inner().incarnation,
             end,
         };

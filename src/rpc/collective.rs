@@ -1,11 +1,11 @@
 //! [`GrpcLink`]: the ranks of a collective over gRPC, one stream from each to each.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
@@ -18,55 +18,115 @@ use super::control::Identity;
 use super::members::{Failure, Members};
 use super::proto::collective_client::CollectiveClient;
 use super::proto::collective_server::Collective;
-use super::proto::{ExchangeReply, Segment};
+use super::proto::{ExchangeReply, LendReply, LendRequest, Segment};
 use super::{RpcError, Runtime};
 use crate::cluster::TaskId;
+use crate::device::shared::{Borrowed, Pool};
 use crate::reduce::{Link, ReduceError};
 
 /// Segments on their way to one peer before a sender waits.
 const IN_FLIGHT: usize = 8;
 
+/// Messages that are remembered, for their memory.
+const REMEMBERED: usize = 8;
+
 /// Where arriving segments go: one queue per sending rank.
 pub struct Inbox {
-    ranks: Vec<TaskId>,
-    queues: Vec<Sender<Segment>>,
+    ranks: Vec<(TaskId, Sender<Segment>)>,
+    /// Memory of ranks on this host, where their segments lie.
+    memory: Vec<OnceLock<Borrowed>>,
 }
 
 impl Inbox {
     /// For the ranks of a collective, and the ends that a [`GrpcLink`] reads.
     pub fn new(ranks: Vec<TaskId>) -> (Arc<Self>, Vec<Receiver<Segment>>) {
-        let (queues, ends) = ranks.iter().map(|_| channel()).unzip();
-        (Arc::new(Self { ranks, queues }), ends)
+        let memory = ranks.iter().map(|_| OnceLock::new()).collect();
+        let (queues, ends): (Vec<_>, _) = ranks.iter().map(|_| channel()).unzip();
+        (Arc::new(Self { ranks: ranks.into_iter().zip(queues).collect(), memory }), ends)
+    }
+
+    fn rank(&self, task: &str) -> Result<usize, Status> {
+        let rank = self.ranks.iter().position(|(rank, _)| rank.to_string() == task);
+        rank.ok_or_else(|| {
+            Status::permission_denied(format!("{task} is no rank of this collective"))
+        })
+    }
+
+    /// Puts in what a segment says is in the sender's memory.
+    fn open(&self, rank: usize, segment: &mut Segment) -> Result<(), Status> {
+        let Some(slot) = segment.slot.checked_sub(1) else { return Ok(()) };
+        let memory = self.memory[rank].get();
+        let view = memory.and_then(|memory| memory.view(slot as usize, segment.len as usize));
+        let wrong = || Status::invalid_argument("nothing is in this slot");
+        segment.data = Bytes::from_owner(view.ok_or_else(wrong)?);
+        Ok(())
     }
 }
 
 #[tonic::async_trait]
 impl Collective for Arc<Inbox> {
+    async fn lend(&self, request: Request<LendRequest>) -> Result<Response<LendReply>, Status> {
+        let LendRequest { task, path } = request.into_inner();
+        let rank = self.rank(&task)?;
+        let memory =
+            Borrowed::open(&path).map_err(|error| Status::unavailable(error.to_string()))?;
+        self.memory[rank].set(memory).map_err(|_| Status::already_exists("lent before"))?;
+        Ok(Response::new(LendReply {}))
+    }
+
     async fn exchange(
         &self,
         mut request: Request<Streaming<Segment>>,
     ) -> Result<Response<ExchangeReply>, Status> {
         let mut stream = bulk::received::<Segment>(request.extensions_mut());
-        let mut queue = None;
+        let mut rank = None;
         while let Some(segment) = stream.next().await {
-            let segment = segment?;
-            if queue.is_none() {
-                let rank = self.ranks.iter().position(|task| task.to_string() == segment.task);
-                let unknown = || {
-                    Status::permission_denied(format!(
-                        "{} is no rank of this collective",
-                        segment.task
-                    ))
-                };
-                queue = Some(&self.queues[rank.ok_or_else(unknown)?]);
-            }
+            let mut segment = segment?;
+            let rank = match rank {
+                Some(rank) => rank,
+                None => *rank.insert(self.rank(&segment.task)?),
+            };
+            self.open(rank, &mut segment)?;
             // The trainer is gone when nobody reads: so is the need to.
-            if queue.is_some_and(|queue| queue.send(segment).is_err()) {
+            if self.ranks[rank].1.send(segment).is_err() {
                 break;
             }
         }
         Ok(Response::new(ExchangeReply {}))
     }
+}
+
+/// The way to another rank.
+struct Way {
+    peer: Peer,
+    queue: mpsc::Sender<Segment>,
+    /// What was lent to it, where it is on this host.
+    pool: Option<Pool>,
+}
+
+impl Way {
+    /// Opens a stream, which ends when the peer has read everything that was sent.
+    fn open(runtime: &Runtime, peer: Peer, own: &TaskId) -> (Self, JoinHandle<()>) {
+        let mut client = CollectiveClient::new(Bulk(peer.channel.clone()));
+        let pool = peer.near.then(|| runtime.block_on(lend(&peer, own))).flatten();
+        let (queue, segments) = mpsc::channel(IN_FLIGHT);
+        let stream = runtime.spawn(async move {
+            // Its end shows where the peer is watched.
+            let _ = client.exchange(bulk::request(ReceiverStream::new(segments))).await;
+        });
+        (Self { peer, queue, pool }, stream)
+    }
+}
+
+/// Lends memory to a peer on this host. Whether it takes it changes speed only.
+async fn lend(peer: &Peer, own: &TaskId) -> Option<Pool> {
+    let pool =
+        Pool::new().inspect_err(|error| tracing::info!("no memory to share: {error}")).ok()?;
+    let request = LendRequest { task: own.to_string(), path: pool.path() };
+    let mut client = CollectiveClient::new(peer.channel.clone());
+    let lent = peer.within(client.lend(request)).await;
+    lent.inspect_err(|error| tracing::info!("{} takes no memory: {error}", peer.task)).ok()?;
+    Some(pool)
 }
 
 /// This rank's connections to all others.
@@ -76,12 +136,14 @@ pub struct GrpcLink {
     identity: Arc<Identity>,
     members: Arc<Members>,
     /// By rank; none for the own one.
-    peers: Vec<Option<(Peer, mpsc::Sender<Segment>)>>,
+    ways: Vec<Option<Way>>,
     /// End when the peers have read everything that was sent.
     streams: Vec<JoinHandle<()>>,
     inbox: Vec<Receiver<Segment>>,
     /// What came before it was asked for.
     early: HashMap<(usize, u64), Bytes>,
+    /// Messages that were sent: their memory is used again when nobody needs it any more.
+    sent: VecDeque<Bytes>,
 }
 
 impl GrpcLink {
@@ -94,42 +156,36 @@ impl GrpcLink {
         peers: Vec<Peer>,
         inbox: Vec<Receiver<Segment>>,
     ) -> Self {
-        let mut links: Vec<Option<(Peer, mpsc::Sender<Segment>)>> = Vec::new();
-        let mut streams = Vec::new();
-        for peer in peers {
-            if links.len() == rank {
-                links.push(None);
+        let (mut ways, streams): (Vec<_>, _) = peers
+            .into_iter()
+            .map(|peer| Way::open(&runtime, peer, &identity.task))
+            .map(|(way, stream)| (Some(way), stream))
+            .unzip();
+        ways.insert(rank.min(ways.len()), None);
+        let (early, sent) = (HashMap::new(), VecDeque::with_capacity(REMEMBERED));
+        Self { rank, runtime, identity, members, ways, streams, inbox, early, sent }
+    }
+
+    /// Memory for a message, if possible that of one which has left.
+    fn memory(&mut self, len: usize) -> BytesMut {
+        let mut memory = match self.sent.pop_front().map(Bytes::try_into_mut) {
+            Some(Ok(left)) => left,
+            Some(Err(on_its_way)) => {
+                self.sent.push_front(on_its_way);
+                BytesMut::new()
             }
-            let (queue, segments) = mpsc::channel(IN_FLIGHT);
-            let mut client = CollectiveClient::new(Bulk(peer.channel.clone()));
-            streams.push(runtime.spawn(async move {
-                // Its end shows where the peer is watched.
-                let _ = client.exchange(bulk::request(ReceiverStream::new(segments))).await;
-            }));
-            links.push(Some((peer, queue)));
-        }
-        if links.len() == rank {
-            links.push(None);
-        }
-        Self {
-            rank,
-            runtime,
-            identity,
-            members,
-            peers: links,
-            streams,
-            inbox,
-            early: HashMap::new(),
-        }
+            None => BytesMut::new(),
+        };
+        memory.resize(len, 0);
+        memory
     }
 
     /// That a rank is gone, and why, where the word comes within a moment: it may have said why everybody shall stop.
     fn lost(&self, rank: usize) -> ReduceError {
-        let peer = self.peers.get(rank).and_then(Option::as_ref);
-        let ended = self.runtime.block_on(async {
-            let (peer, _) = peer?;
-            tokio::time::timeout(PATIENCE, peer.ended()).await.ok()
-        });
+        let way = self.ways.get(rank).and_then(Option::as_ref);
+        let ended = self
+            .runtime
+            .block_on(async { tokio::time::timeout(PATIENCE, way?.peer.ended()).await.ok() });
         if let Some(stopped) = self.stopped() {
             return stopped;
         }
@@ -152,10 +208,8 @@ impl GrpcLink {
         if let Some(stopped) = self.stopped() {
             return Err(stopped);
         }
-        let has_ended = |peer: &Option<(Peer, mpsc::Sender<Segment>)>| {
-            peer.as_ref().is_some_and(|(peer, _)| peer.has_ended())
-        };
-        match self.peers.iter().position(has_ended) {
+        let has_ended = |way: &Option<Way>| way.as_ref().is_some_and(|way| way.peer.has_ended());
+        match self.ways.iter().position(has_ended) {
             Some(rank) => Err(self.lost(rank)),
             None => Ok(()),
         }
@@ -171,7 +225,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 impl Drop for GrpcLink {
     fn drop(&mut self) {
         // The end of the queues ends the streams, once the peers have everything. Nobody waits for one that is gone.
-        let peers: Vec<Peer> = self.peers.drain(..).flatten().map(|(peer, _)| peer).collect();
+        let peers: Vec<Peer> = self.ways.drain(..).flatten().map(|way| way.peer).collect();
         let streams = std::mem::take(&mut self.streams);
         self.runtime.block_on(async {
             for (stream, peer) in streams.into_iter().zip(peers) {
@@ -193,15 +247,36 @@ impl Link for GrpcLink {
     }
 
     fn size(&self) -> usize {
-        self.peers.len()
+        self.ways.len()
     }
 
-    fn send_bytes(&mut self, to: usize, tag: u64, data: Bytes) -> Result<(), ReduceError> {
-        let Some(Some((_, queue))) = self.peers.get(to) else {
-            return Err(self.lost(to));
-        };
+    fn send_with(
+        &mut self,
+        to: usize,
+        tag: u64,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), ReduceError> {
+        let Some(Some(way)) = self.ways.get_mut(to) else { return Err(self.lost(to)) };
         let task = self.identity.task.to_string();
-        queue.blocking_send(Segment { task, tag, data }).map_err(|_| self.lost(to))
+        let lent = way.pool.as_mut().and_then(|pool| pool.fill(len, write));
+        let segment = match lent {
+            Some(slot) => {
+                Segment { task, tag, data: Bytes::new(), slot: slot as u32 + 1, len: len as u32 }
+            }
+            None => {
+                let mut memory = self.memory(len);
+                write(&mut memory);
+                let data = memory.freeze();
+                if self.sent.len() < REMEMBERED {
+                    self.sent.push_back(data.clone());
+                }
+                Segment { task, tag, data, slot: 0, len: 0 }
+            }
+        };
+        let way = self.ways[to].as_ref();
+        let sent = way.map(|way| way.queue.blocking_send(segment));
+        sent.and_then(Result::ok).ok_or_else(|| self.lost(to))
     }
 
     fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {
@@ -215,6 +290,75 @@ impl Link for GrpcLink {
                 Err(RecvTimeoutError::Timeout) => self.glance()?,
                 Err(RecvTimeoutError::Disconnected) => return Err(self.lost(from)),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::rpc::{Security, Server, Timeouts, collective, listen};
+
+    /// Two ranks on this host; `near` says whether they know.
+    fn world(runtime: &Runtime, near: bool) -> Vec<(GrpcLink, Server)> {
+        let security = Security::default();
+        let tasks = [0, 1].map(|rank| TaskId::new("worker", rank));
+        let mut doors = Vec::new();
+        for task in &tasks {
+            let settings = BTreeMap::new();
+            let identity = Arc::new(Identity { task: task.clone(), incarnation: 1, settings });
+            let listener = listen(&identity, "127.0.0.1:0", &security).unwrap();
+            let (inbox, ends) = Inbox::new(tasks.to_vec());
+            let (address, members) = (listener.address.to_string(), Arc::new(Members::default()));
+            let services = collective(inbox);
+            let (id, all) = (identity.clone(), members.clone());
+            let server = Server::start(runtime, listener, id, &security, all, services).unwrap();
+            doors.push((server, address, identity, members, ends));
+        }
+        let addresses: Vec<_> = doors.iter().map(|door| door.1.clone()).collect();
+        let mut links = Vec::new();
+        for (rank, (server, _, identity, members, ends)) in doors.into_iter().enumerate() {
+            let other = [(tasks[1 - rank].clone(), addresses[1 - rank].clone())];
+            let timeouts = Timeouts::default();
+            let met =
+                Peer::connect_all(&other, &identity, &security, timeouts, &|_| (), &|| Ok(()));
+            let mut peers = runtime.block_on(met).unwrap();
+            assert!(cfg!(not(target_os = "linux")) || peers[0].near);
+            peers[0].near &= near;
+            let link = GrpcLink::open(runtime.clone(), identity, members, rank, peers, ends);
+            links.push((link, server));
+        }
+        links
+    }
+
+    #[test]
+    fn what_lies_in_lent_memory_is_what_a_message_carries() {
+        let runtime = Runtime::start().unwrap();
+        // More messages than there are slots, and one that fits into none.
+        let floats: Vec<f32> = (0..70_000).map(|i| i as f32).collect();
+        let pieces: Vec<_> =
+            (0..40).map(|i| &floats[i..i * 1000 + 1]).chain([&floats[..]]).collect();
+        for near in [true, false] {
+            let mut links = world(&runtime, near);
+            let (mut b, _b) = links.pop().unwrap();
+            let (mut a, _a) = links.pop().unwrap();
+            let lends = |link: &GrpcLink, to: usize| link.ways[to].as_ref().unwrap().pool.is_some();
+            assert!(lends(&a, 1) == lends(&b, 0) && (near || !lends(&a, 1)));
+            std::thread::scope(|scope| {
+                let pieces = &pieces;
+                scope.spawn(move || {
+                    for (tag, piece) in (0..).zip(pieces) {
+                        a.send(1, tag, piece).unwrap();
+                    }
+                });
+                for (tag, piece) in (0..).zip(pieces) {
+                    let mut arrived = vec![0.0; piece.len()];
+                    b.recv(0, tag, &mut arrived).unwrap();
+                    assert_eq!(arrived, **piece);
+                }
+            });
         }
     }
 }

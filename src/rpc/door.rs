@@ -20,7 +20,7 @@ const TLS: &[u8] = &[22, 3];
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause before looking again at a beginning that is not whole.
-const GLANCE: Duration = Duration::from_millis(20);
+pub(super) const GLANCE: Duration = Duration::from_millis(20);
 
 /// Connections that came in and are not taken up yet.
 const WAITING: usize = 16;

@@ -18,6 +18,7 @@ mod remote_store;
 mod runtime;
 mod security;
 mod server;
+mod shortcut;
 mod towers;
 
 pub use attend::{Attendance, attend};
@@ -31,7 +32,7 @@ pub use parameters::ParameterServer;
 pub use remote_store::{RemoteStore, Standing};
 pub use runtime::Runtime;
 pub use security::Security;
-pub use server::{Server, Services, listen};
+pub use server::{Listener, Server, Services, listen};
 pub use towers::{RemoteTower, TowerServer, TowerSizes};
 
 /// The messages and services of `tftrain.proto`.

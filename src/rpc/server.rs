@@ -1,10 +1,12 @@
 //! [`Server`]: all services of one task behind one address.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tonic::service::{InterceptorLayer, Routes};
 
 use super::control::{ControlService, Identity};
@@ -12,7 +14,7 @@ use super::door::{self, Refusals};
 use super::members::Members;
 use super::proto::control_server::ControlServer;
 use super::security::{Security, root_cause};
-use super::{RpcError, Runtime};
+use super::{RpcError, Runtime, shortcut};
 
 /// HTTP/2 windows and frames that were fastest on loopback (see `benches/README.md`).
 pub(super) const STREAM_WINDOW: u32 = 64 << 20;
@@ -26,7 +28,15 @@ pub type Services = Box<dyn FnOnce(Routes) -> Routes + Send>;
 pub struct Server {
     /// Where it listens.
     pub address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
+    _handle: watch::Sender<()>,
+}
+
+/// Where a task listens, before it serves: for everybody, and for tasks on the same host.
+pub struct Listener {
+    /// With its port, also where any free one was asked for.
+    pub address: SocketAddr,
+    far: TcpListener,
+    near: Option<UnixListener>,
 }
 
 /// Listens on a task's address, without waiting for anybody. Only who demands something of others may be reached by them.
@@ -34,9 +44,17 @@ pub fn listen(
     identity: &Identity,
     address: &str,
     security: &Security,
-) -> Result<TcpListener, RpcError> {
+) -> Result<Listener, RpcError> {
     let admitted = security.admit(&identity.task, address)?;
-    TcpListener::bind(&*admitted).map_err(|error| RpcError::Listen {
+    let bind = || {
+        let far = TcpListener::bind(&*admitted)?;
+        far.set_nonblocking(true)?;
+        let address = far.local_addr()?;
+        let near = shortcut::listen(address)
+            .inspect_err(|error| tracing::info!("{}: TCP only, as {error}", identity.task));
+        Ok(Listener { address, far, near: near.ok() })
+    };
+    bind().map_err(|error: io::Error| RpcError::Listen {
         task: identity.task.clone(),
         address: address.to_owned(),
         reason: error.to_string(),
@@ -47,22 +65,20 @@ impl Server {
     /// Serves on `listener` until dropped.
     pub fn start(
         runtime: &Runtime,
-        listener: TcpListener,
+        listener: Listener,
         identity: Arc<Identity>,
         security: &Security,
         members: Arc<Members>,
         services: Services,
     ) -> Result<Self, RpcError> {
-        let failed = |error: std::io::Error| RpcError::Listen {
+        let Listener { address, far, near } = listener;
+        let (handle, stopped) = watch::channel(());
+        let far = runtime.block_on(async { tokio::net::TcpListener::from_std(far) });
+        let far = far.map_err(|error| RpcError::Listen {
             task: identity.task.clone(),
-            address: "its address".to_owned(),
+            address: address.to_string(),
             reason: error.to_string(),
-        };
-        let address = listener.local_addr().map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let (stop, stopped) = oneshot::channel::<()>();
-        let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) });
-        let listener = listener.map_err(failed)?;
+        })?;
         let control = ControlServer::new(ControlService { identity: identity.clone(), members });
         let task = identity.task.clone();
         let builder = security
@@ -80,24 +96,23 @@ impl Server {
             let (reporter, health) = tonic_health::server::health_reporter();
             reporter.set_serving::<ControlServer<ControlService>>().await;
             let routes = services(Routes::new(health).add_service(control));
-            let router = builder.layer(InterceptorLayer::new(guard)).add_routes(routes);
-            let incoming = door::open(listener, encrypted, refusals);
-            let serving = router.serve_with_incoming_shutdown(incoming, async {
-                // An error means that the handle was dropped, which asks for the same.
-                let _ = stopped.await;
-            });
-            if let Err(error) = serving.await {
+            let mut builder = builder.layer(InterceptorLayer::new(guard));
+            let near = builder
+                .add_routes(routes.clone())
+                .serve_with_incoming_shutdown(shortcut::open(near), dropped(stopped.clone()));
+            let far = builder.add_routes(routes).serve_with_incoming_shutdown(
+                door::open(far, encrypted, refusals),
+                dropped(stopped),
+            );
+            if let Err(error) = tokio::try_join!(near, far) {
                 tracing::error!("{task} stopped serving: {error}");
             }
         }));
-        Ok(Self { address, stop: Some(stop) })
+        Ok(Self { address, _handle: handle })
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-    }
+/// Waits until the handle of a server is dropped.
+async fn dropped(mut handle: watch::Receiver<()>) {
+    while handle.changed().await.is_ok() {}
 }

@@ -1,10 +1,9 @@
 //! `tftrain bench reduce`: processes on this machine that take the mean of their gradients as the workers of a collective do.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use super::args::ReduceBenchArgs;
@@ -16,8 +15,8 @@ use crate::device::cpu::CpuDevice;
 use crate::device::{Device, Slab};
 use crate::reduce::{CollectiveMean, GradientReducer};
 use crate::rpc::{
-    GrpcLink, Identity, Inbox, Members, Peer, Runtime, Security, Server, Timeouts, collective,
-    listen,
+    GrpcLink, Identity, Inbox, Listener, Members, Peer, Runtime, Security, Server, Timeouts,
+    collective, listen,
 };
 use crate::train;
 use crate::util::clock::{Clock, SystemClock};
@@ -38,7 +37,7 @@ pub(super) fn reduce(args: &ReduceBenchArgs) -> Result<u8> {
     let floats: Vec<usize> =
         [1].into_iter().chain(args.sizes.iter().map(|b| (b / 4) as usize)).collect();
     let doors = floats.iter().map(|_| Door::open(args, &clock)).collect::<Result<Vec<_>>>()?;
-    let own = doors.iter().map(Door::address).collect::<Result<Vec<_>>>()?;
+    let own = doors.iter().map(Door::address).collect();
     let (children, addresses) = meet(args, own)?;
     let mut worlds = Vec::new();
     for (i, (door, floats)) in doors.into_iter().zip(floats).enumerate() {
@@ -93,7 +92,7 @@ fn meet(args: &ReduceBenchArgs, own: Vec<String>) -> Result<(Vec<Child>, Vec<Vec
 
 /// Where a rank listens.
 struct Door {
-    listener: TcpListener,
+    listener: Listener,
     identity: Identity,
 }
 
@@ -106,8 +105,8 @@ impl Door {
         Ok(Self { listener, identity })
     }
 
-    fn address(&self) -> Result<String> {
-        Ok(self.listener.local_addr().context("a listener without address")?.to_string())
+    fn address(&self) -> String {
+        self.listener.address.to_string()
     }
 }
 
