@@ -1,4 +1,6 @@
-//! How the allocator treats the blocks of messages and slabs.
+//! How the allocator and the system treat the memory of messages and slabs.
+
+use std::mem::MaybeUninit;
 
 /// Blocks below this many bytes, which hold messages, stay with the allocator when they are freed, so that the next message does
 /// not wait for fresh pages. Larger ones, slabs and checkpoints, go back to the system at once, and leave no holes in the heap.
@@ -23,6 +25,41 @@ pub fn keep_messages() {
         unsafe {
             mallopt(MMAP_THRESHOLD, KEPT);
             mallopt(TRIM_THRESHOLD, SPARE);
+        }
+    }
+}
+
+/// Bytes of a huge page, of the kind that a process need not be given beforehand.
+const HUGE: usize = 2 << 20;
+
+/// Asks for huge pages under memory that is about to be written for the first time: what walks through a large slab then waits less
+/// for the translation of addresses. The system may do otherwise, and nothing but speed depends on it.
+pub(super) fn huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
+    #[cfg(target_os = "linux")]
+    {
+        let pages = memory.as_mut_ptr_range();
+        // Huge pages lie at multiples of their length; what is beside belongs to others.
+        let start = pages.start.addr().next_multiple_of(HUGE);
+        let len = (pages.end.addr() / HUGE * HUGE).saturating_sub(start);
+        if len > 0 {
+            let start = pages.start.with_addr(start).cast();
+            // SAFETY: a range of pages inside memory that is borrowed for it. The advice changes no value of it.
+            let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_memory_may_be_asked_for() {
+        for len in [0, 1, HUGE - 1, HUGE, 3 * HUGE + 5] {
+            let mut memory: Vec<u8> = Vec::with_capacity(len);
+            huge_pages(&mut memory.spare_capacity_mut()[..len]);
+            memory.resize(len, 7);
+            assert!(memory.iter().all(|byte| *byte == 7));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::DeviceError;
+use super::{DeviceError, heap};
 
 /// A cache line, so that a vector of lines is aligned for every vector unit.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -26,6 +26,7 @@ impl Slab {
         let lines = len.div_ceil(16);
         let mut buffer = Vec::new();
         buffer.try_reserve_exact(lines).ok()?;
+        heap::huge_pages(&mut buffer.spare_capacity_mut()[..lines]);
         buffer.resize(lines, Line([0.0; 16]));
         Some(Self { buffer: Buffer::Host(buffer), len })
     }

@@ -36,7 +36,8 @@ loops! {
     mul_loop([a, b] -> _old) = a * b;
     square_loop([x] -> _old) = x * x;
     scaled_loop(a: f32, [x] -> _old) = a * x;
-    scale_loop(a: f32, [] -> old) = a * old;
+    scaled_sum_loop(scale: f32, [a, b] -> _old) = scale * (a + b);
+    add_and_scale_loop(scale: f32, [x] -> old) = scale * (old + x);
     add_scaled_loop(a: f32, [x] -> old) = old + a * x;
     sum_scaled_loop(factor: f32, [a, x] -> _old) = a + factor * x;
 }

@@ -1,6 +1,9 @@
 //! Sums: over everything, over rows, and over the slabs of several towers.
 
+use std::ops::Range;
+
 use super::Ctx;
+use super::elementwise::{add_and_scale_loop, scaled_loop, scaled_sum_loop};
 use super::simd::multiversion;
 
 /// Into how many chunks a long sum is cut: fixed, so that threads cannot change a result.
@@ -156,10 +159,7 @@ pub fn tree_sum<'a>(
     ctx.each(out.len().div_ceil(unit), [], [(out, unit)], |part, [], [out]| {
         for (i, block) in out.chunks_mut(BLOCK).enumerate() {
             let from = part * unit + i * BLOCK;
-            tree_block(ctx, 0, n, &|i, len| &slab(i)[from..from + len], block);
-            if scale != 1.0 {
-                super::elementwise::scale_loop(ctx.isa, scale, block);
-            }
+            tree_block(ctx, scale, 0..n, &|i, len| &slab(i)[from..from + len], block);
         }
     });
 }
@@ -182,32 +182,29 @@ pub fn tree_sum_into<'a>(
                 None => &own[..len],
                 Some(i) => &other(i)[from..from + len],
             };
-            tree_block(ctx, 0, n + 1, &piece, block);
-            if scale != 1.0 {
-                super::elementwise::scale_loop(ctx.isa, scale, block);
-            }
+            tree_block(ctx, scale, 0..n + 1, &piece, block);
         }
     });
 }
 
-/// Adds pieces `first..first + n` of the length of `out`.
+/// `scale` times the sum of these pieces of the length of `out`, in one pass over the last of them.
 fn tree_block<'a>(
     ctx: Ctx,
-    first: usize,
-    n: usize,
+    scale: f32,
+    pieces: Range<usize>,
     piece: &impl Fn(usize, usize) -> &'a [f32],
     out: &mut [f32],
 ) {
-    let len = out.len();
-    match n {
-        1 => out.copy_from_slice(piece(first, len)),
-        2 => super::elementwise::add_loop(ctx.isa, piece(first, len), piece(first + 1, len), out),
-        _ => {
+    let (first, len) = (pieces.start, out.len());
+    match pieces.len() {
+        1 => scaled_loop(ctx.isa, scale, piece(first, len), out),
+        2 => scaled_sum_loop(ctx.isa, scale, piece(first, len), piece(first + 1, len), out),
+        n => {
             let mut right = [0.0; BLOCK];
-            let right = &mut right[..len];
-            tree_block(ctx, first + split(n), n - split(n), piece, right);
-            tree_block(ctx, first, split(n), piece, out);
-            super::elementwise::add_scaled_loop(ctx.isa, 1.0, right, out);
+            let (right, middle) = (&mut right[..len], first + split(n));
+            tree_block(ctx, 1.0, middle..pieces.end, piece, right);
+            tree_block(ctx, 1.0, first..middle, piece, out);
+            add_and_scale_loop(ctx.isa, scale, right, out);
         }
     }
 }
