@@ -32,7 +32,7 @@ HEADER = """# Registers, bytes of shared memory and of spills of each kernel; wr
 
 
 class Failure(Exception):
-    pass
+    """Ends the script with its message."""
 
 
 def installed(path):
@@ -95,6 +95,12 @@ def assemble(ptx, architecture):
     return found
 
 
+def build(text, options, of):
+    compiler, architecture = of
+    library = c.CDLL(str(installed(COMPILERS[compiler])))
+    return assemble(nvrtc(library, text, [f"--gpu-architecture=sm_{architecture}", *options]), architecture)
+
+
 def cell(registers, shared, spills):
     return f"{registers}" + (f"/{shared}" if shared else "") + (f"!{spills}" if spills else "")
 
@@ -122,15 +128,10 @@ def main():
     text = source(given.folder)
     more = given.folder / "options.txt"
     options = more.read_text().split() if more.exists() else []
-    libraries = {compiler: c.CDLL(str(installed(path))) for compiler, path in COMPILERS.items()}
-
-    def build(of):
-        compiler, architecture = of
-        return assemble(nvrtc(libraries[compiler], text, [f"--gpu-architecture=sm_{architecture}", *options]), architecture)
-
     wanted = list(itertools.product(COMPILERS, ARCHITECTURES))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = dict(zip(wanted, pool.map(build, wanted)))
+    # Processes, as NVRTC compiles one program at a time in each.
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip(wanted, pool.map(build, itertools.repeat(text), itertools.repeat(options), wanted)))
     found = table(results)
     print(found, end="")
     spilled = sorted({f"{name} on sm_{a} (NVRTC {v}): {spills} bytes" for (v, a), one in results.items() for name, (_, _, spills) in one.items() if spills})
