@@ -165,7 +165,7 @@ int Comm::wait_for_all() {
   for (uint32_t joined; (joined = shared->joined) < uint32_t(ranks);) {
     if (aborted) return INTERNAL_ERROR;
     sleep_until_changed(shared->joined, joined);
-    if (somebody_is_gone()) return error = REMOTE_ERROR;
+    if (shared->joined < uint32_t(ranks) && somebody_is_gone()) return error = REMOTE_ERROR;
   }
   unlink(path.c_str());
   for (int r = 0; r < ranks; r++) {

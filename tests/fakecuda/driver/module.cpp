@@ -12,6 +12,12 @@
 #include "driver.h"
 #include "../image.h"
 
+// Where a thread-local variable of a loaded object is, for the calling thread; makes room at the first call.
+struct TlsIndex {
+  unsigned long module, offset;
+};
+extern "C" void* __tls_get_addr(TlsIndex*);
+
 namespace fake {
 
 struct Module {
@@ -108,7 +114,8 @@ static void execute(Function* function, Launch launch, const Arguments& argument
   std::unique_lock<std::mutex> lock(*one_at_a_time, std::defer_lock);
   if (module->sanitized) lock.lock();
   void* shared = nullptr;
-  if (module->shared_bytes) dlinfo(module->handle, RTLD_DI_TLS_DATA, &shared);
+  TlsIndex index{0, 0};
+  if (module->shared_bytes && !dlinfo(module->handle, RTLD_DI_TLS_MODID, &index.module)) shared = __tls_get_addr(&index);
   launch.static_shared = static_cast<char*>(shared);
   launch.static_shared_bytes = module->shared_bytes;
   run_kernel(launch);
