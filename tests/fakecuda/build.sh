@@ -23,13 +23,14 @@ cp "$here"/include/*.h "$out/include/"
 library() { # SONAME OPTIMISATION SOURCE...
   local name=$1 level=$2
   shift 2
-  g++ -std=c++17 "$level" -march=native -ffp-contract=off -fPIC -shared -fvisibility=hidden -Wall -Wextra -DFAKE_CUDA_MAJOR="$major" \
+  # shellcheck disable=SC2086 # several options
+  g++ -std=c++17 $level -march=native -ffp-contract=off -fPIC -shared -fvisibility=hidden -Wall -Wextra -DFAKE_CUDA_MAJOR="$major" \
     "${flags[@]}" -I"$here" -Wl,-soname,"$name" -Wl,-z,nodelete -Wl,-rpath,'$ORIGIN' -o "$out/.$name.$$" "$@" -ldl -lpthread
   mv "$out/.$name.$$" "$out/$name"
 }
 cd "$here"
 pids=()
-library libcuda.so.1 -O2 driver/*.cpp
+library libcuda.so.1 '-O2 -ftls-model=initial-exec' driver/*.cpp
 library "libnvrtc.so.$major" -O1 nvrtc.cpp & pids+=($!)
 # The libraries above the driver share the streams of the libcuda beside them.
 library "libcublasLt.so.$major" -O3 cublaslt.cpp "$out/libcuda.so.1" & pids+=($!)

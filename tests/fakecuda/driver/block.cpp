@@ -25,29 +25,31 @@ extern "C" void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) __
 #ifndef __x86_64__
 #error "the switch between fibers is written for x86-64"
 #endif
-// Saves what a call must keep, changes the stack, restores.
-extern "C" void fakecuda_switch(void** from, void* to);
-asm(R"(
-.text
-.type fakecuda_switch, @function
-fakecuda_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size fakecuda_switch, .-fakecuda_switch
-)");
+#if __AVX512F__
+#define MORE_REGISTERS , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#else
+#define MORE_REGISTERS
+#endif
+// Leaves the stack for another, and goes on here when somebody comes back. Inline and without call or return: all threads of a block wait at
+// the same call, so the processor's guess where it returns to stays right.
+static inline __attribute__((always_inline)) void change_stack(void** from, void* to) {
+  asm volatile(
+      "subq $128, %%rsp\n"  // below it may lie what a leaf function keeps
+      "pushq %%rbp\n"
+      "leaq 1f(%%rip), %%rdx\n"
+      "pushq %%rdx\n"
+      "movq %%rsp, (%0)\n"
+      "movq %1, %%rsp\n"
+      "popq %%rdx\n"
+      "jmp *%%rdx\n"
+      "1:\n"
+      "popq %%rbp\n"
+      "addq $128, %%rsp\n"
+      : "+D"(from), "+S"(to)
+      :
+      : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+        "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15" MORE_REGISTERS);
+}
 
 namespace fake {
 
@@ -62,9 +64,9 @@ struct Context {
   void* sanitizer = nullptr;
 };
 
-static void jump(Context& from, Context& to) {
+static inline __attribute__((always_inline)) void jump(Context& from, Context& to) {
   if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&from.sanitizer, to.bottom, to.size);
-  fakecuda_switch(&from.stack_pointer, to.stack_pointer);
+  change_stack(&from.stack_pointer, to.stack_pointer);
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from.sanitizer, nullptr, nullptr);
 }
 
@@ -76,6 +78,7 @@ struct Fiber {
 // A CUDA thread that waits.
 struct Waiting {
   Fiber* fiber;
+  uint3 index;
   unsigned mask;
   Operation operation;
   int source;  // of a shuffle; of a ballot or a block barrier, the predicate
@@ -150,24 +153,26 @@ Fiber* Block::fresh() {
   }
   fiber->stack = static_cast<char*>(stack);
   *reinterpret_cast<uint64_t*>(fiber->stack) = CANARY;
-  auto** top = reinterpret_cast<void**>(fiber->stack + STACK);
-  *--top = nullptr;
+  // Tops differ in their low bits: stacks at equal distances would all want the same lines of the cache.
+  auto** top = reinterpret_cast<void**>(fiber->stack + STACK - fibers.size() % 61 * 1088);
+  *--top = nullptr;  // where a return address would be
   *--top = reinterpret_cast<void*>(&Block::enter);
-  for (int i = 0; i < 6; i++) *--top = nullptr;
   fiber->context = {top, fiber->stack, STACK, nullptr};
   fibers.push_back(fiber);
   return fiber;
 }
 
-void Block::resume(unsigned thread) {
+inline __attribute__((always_inline)) void Block::resume(unsigned thread) {
   running = waiting[thread].fiber;
-  set_thread(thread);
+  running_thread = thread;
+  fakecuda_thread.thread = waiting[thread].index;
   jump(scheduler, running->context);
 }
 
 // Called by a CUDA thread; returns when the scheduler resumes it.
-void Block::suspend() {
+inline __attribute__((always_inline)) void Block::suspend() {
   waiting[running_thread].fiber = running;
+  waiting[running_thread].index = fakecuda_thread.thread;
   jump(running->context, scheduler);
 }
 
