@@ -6,10 +6,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: build.sh OUTDIR [--asan] [--cuda 12|13]}
 shift
 major=13
-flags=()
+flags="-std=c++17 -march=native -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Wextra"
+sanitize=
 while [ $# -gt 0 ]; do
   case $1 in
-    --asan) flags+=(-fsanitize=address -fno-omit-frame-pointer) ;;
+    --asan) sanitize="-fsanitize=address -fno-omit-frame-pointer" ;;
     --cuda) major=${2:?a major version}; shift ;;
     *) echo "build.sh: unknown option $1" >&2; exit 2 ;;
   esac
@@ -18,22 +19,34 @@ done
 mkdir -p "$out/include"
 out=$(cd "$out" && pwd)
 cp "$here"/include/*.h "$out/include/"
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+cd "$here"
 
-# A library is written beside its place and renamed, so that a running test never sees half of one.
-library() { # SONAME OPTIMISATION SOURCE...
-  local name=$1 level=$2
-  shift 2
-  # shellcheck disable=SC2086 # several options
-  g++ -std=c++17 $level -march=native -ffp-contract=off -fPIC -shared -fvisibility=hidden -Wall -Wextra -DFAKE_CUDA_MAJOR="$major" \
-    "${flags[@]}" -I"$here" -Wl,-soname,"$name" -Wl,-z,nodelete -Wl,-rpath,'$ORIGIN' -o "$out/.$name.$$" "$@" -ldl -lpthread
+# Only what computes is optimised with effort. All at once, the slowest first.
+xargs -P "$(nproc)" -L 1 g++ $flags $sanitize -DFAKE_CUDA_MAJOR="$major" -I. -c << END
+-O0 nvrtc.cpp -o $objects/nvrtc.o
+-O2 nccl.cpp -o $objects/nccl.o
+-O3 cudnn.cpp -o $objects/cudnn.o
+-O1 driver/stream.cpp -o $objects/driver-stream.o
+-O1 driver/memory.cpp -o $objects/driver-memory.o
+-O2 -ftls-model=initial-exec driver/block.cpp -o $objects/driver-block.o
+-O1 driver/device.cpp -o $objects/driver-device.o
+-O1 driver/module.cpp -o $objects/driver-module.o
+-O1 driver/trace.cpp -o $objects/driver-trace.o
+-O3 cublaslt.cpp -o $objects/cublaslt.o
+END
+
+# Linked beside its place and renamed, so that a running test never sees half of one. Never unloaded: threads and exit handlers stay.
+library() { # SONAME OBJECTS...
+  local name=$1
+  shift
+  g++ -shared $sanitize -Wl,-soname,"$name" -Wl,-z,nodelete -Wl,-rpath,'$ORIGIN' -o "$out/.$name.$$" "$@" -ldl -lpthread
   mv "$out/.$name.$$" "$out/$name"
 }
-cd "$here"
-pids=()
-library libcuda.so.1 '-O2 -ftls-model=initial-exec' driver/*.cpp
-library "libnvrtc.so.$major" -O1 nvrtc.cpp & pids+=($!)
+library libcuda.so.1 "$objects"/driver-*.o
+library "libnvrtc.so.$major" "$objects/nvrtc.o"
 # The libraries above the driver share the streams of the libcuda beside them.
-library "libcublasLt.so.$major" -O3 cublaslt.cpp "$out/libcuda.so.1" & pids+=($!)
-if [ -f cudnn.cpp ]; then library libcudnn.so.9 -O3 cudnn.cpp "$out/libcuda.so.1" & pids+=($!); fi
-if [ -f nccl.cpp ]; then library libnccl.so.2 -O2 nccl.cpp "$out/libcuda.so.1" & pids+=($!); fi
-for pid in "${pids[@]}"; do wait "$pid"; done
+library "libcublasLt.so.$major" "$objects/cublaslt.o" "$out/libcuda.so.1"
+library libcudnn.so.9 "$objects/cudnn.o" "$out/libcuda.so.1"
+library libnccl.so.2 "$objects/nccl.o" "$out/libcuda.so.1"

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+sys.dont_write_bytecode = True  # the folder is hashed by who builds it
 from cuda import *
 
 HERE = pathlib.Path(__file__).resolve().parent
