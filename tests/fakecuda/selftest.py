@@ -295,6 +295,14 @@ def guard_zones():
 
 
 @case()
+def far_beyond_the_end():
+    start()
+    s, x = stream(), alloc(10)
+    launch(function(module(), "past_the_end"), 1, 32, s, x, c.c_int(100_000_000))
+    synchronize(s)
+
+
+@case()
 def stale_and_foreign_pointers():
     first = start(0)
     x = alloc(8)
@@ -904,7 +912,8 @@ def asan_sees_shared_memory():
 
 
 # Cases that must end in a crash, and what they say.
-DEADLY = {"guard_zones": "GUARD: device 0: something wrote past the end of an allocation of 40 bytes", "divergent_barriers": "threads wait at different barriers",
+DEADLY = {"guard_zones": "GUARD: device 0: something wrote past the end of an allocation of 40 bytes", "far_beyond_the_end": "kernel past_the_end: block 0,0,0, thread 0,0,0: illegal address",
+          "divergent_barriers": "threads wait at different barriers",
           "asan_sees_global_memory": "in past_the_end", "asan_sees_shared_memory": "in dynamic_past_the_end"}
 CHECKS = {"counters_and_leaks": check_counters_and_leaks, "graphs": check_graphs}
 PEERS = ["two_ranks", "dies_after_a_while"]

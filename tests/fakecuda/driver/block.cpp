@@ -5,9 +5,12 @@
 // moment when the last of them has come.
 #include "block.h"
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -78,7 +81,6 @@ struct Fiber {
 // A CUDA thread that waits.
 struct Waiting {
   Fiber* fiber;
-  uint3 index;
   unsigned mask;
   Operation operation;
   int source;  // of a shuffle; of a ballot or a block barrier, the predicate
@@ -93,6 +95,7 @@ struct Block {
   Fiber* running = nullptr;
   unsigned running_thread = 0;
   std::vector<Fiber*> fibers, idle;
+  uint3 indices[1024];  // threadIdx of each
   Waiting waiting[1024];
   unsigned alive[32], at_warp[32], at_block[32];
   unsigned block_waiting = 0, votes = 0;
@@ -117,9 +120,8 @@ struct Block {
 static thread_local Block* block = nullptr;
 
 void Block::set_thread(unsigned thread) {
-  const unsigned* b = launch->block;
   running_thread = thread;
-  fakecuda_thread.thread = {thread % b[0], thread / b[0] % b[1], thread / (b[0] * b[1])};
+  fakecuda_thread.thread = indices[thread];
 }
 
 // The first function on a fiber's stack.
@@ -164,15 +166,13 @@ Fiber* Block::fresh() {
 
 inline __attribute__((always_inline)) void Block::resume(unsigned thread) {
   running = waiting[thread].fiber;
-  running_thread = thread;
-  fakecuda_thread.thread = waiting[thread].index;
+  set_thread(thread);
   jump(scheduler, running->context);
 }
 
 // Called by a CUDA thread; returns when the scheduler resumes it.
 inline __attribute__((always_inline)) void Block::suspend() {
   waiting[running_thread].fiber = running;
-  waiting[running_thread].index = fakecuda_thread.thread;
   jump(running->context, scheduler);
 }
 
@@ -244,7 +244,29 @@ void Block::run() {
   }
 }
 
+// Says which kernel reached where no memory is; then it is a crash like any other.
+static struct sigaction crash_before;
+static thread_local const Kernel* running_kernel = nullptr;
+static void crashed(int number, siginfo_t* info, void*) {
+  if (running_kernel) {
+    char line[256];
+    int n = snprintf(line, sizeof line, "fakecuda: kernel %s: block %u,%u,%u, thread %u,%u,%u: illegal address %p\n", running_kernel->name, fakecuda_thread.block.x,
+                     fakecuda_thread.block.y, fakecuda_thread.block.z, fakecuda_thread.thread.x, fakecuda_thread.thread.y, fakecuda_thread.thread.z, info->si_addr);
+    (void)!write(2, line, size_t(n));
+  }
+  sigaction(number, &crash_before, nullptr);  // the instruction runs again, and meets the handler before this one
+}
+static void watch_for_crashes() {
+  if (__sanitizer_start_switch_fiber) return;  // AddressSanitizer says more
+  struct sigaction action = {};
+  action.sa_sigaction = crashed;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &crash_before);
+}
+
 void run_kernel(const Launch& launch) {
+  static std::once_flag once;
+  std::call_once(once, watch_for_crashes);
   static thread_local std::unique_ptr<Block> mine;
   if (!mine) mine = std::make_unique<Block>();
   block = mine.get();
@@ -253,10 +275,12 @@ void run_kernel(const Launch& launch) {
   b.launch = &launch;
   b.reverse = reverse;
   b.threads = launch.block[0] * launch.block[1] * launch.block[2];
+  for (unsigned t = 0; t < b.threads; t++) b.indices[t] = {t % launch.block[0], t / launch.block[0] % launch.block[1], t / (launch.block[0] * launch.block[1])};
   // Exactly as large as asked for: AddressSanitizer then sees the end.
   void* shared = nullptr;
   if (posix_memalign(&shared, 128, std::max<size_t>(launch.dynamic_shared, 1))) abort();
   std::unique_ptr<char, decltype(&free)> dynamic(static_cast<char*>(shared), free);
+  running_kernel = launch.kernel;
   fakecuda_thread.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
   fakecuda_thread.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   fakecuda_thread.dynamic_shared = dynamic.get();
@@ -268,6 +292,7 @@ void run_kernel(const Launch& launch) {
     if (launch.static_shared && i < 4) poison(launch.static_shared, launch.static_shared_bytes);  // the first blocks are enough to find a missing store
     b.run();
   }
+  running_kernel = nullptr;
   for (Fiber* fiber : b.fibers)
     if (*reinterpret_cast<uint64_t*>(fiber->stack) != CANARY) {
       complain(std::string("kernel ") + launch.kernel->name + ": a thread's local variables overflowed its stack");
