@@ -26,7 +26,7 @@ cd "$here"
 # Only what computes is optimised with effort. All at once, the slowest first.
 xargs -P "$(nproc)" -L 1 g++ $flags $sanitize -DFAKE_CUDA_MAJOR="$major" -I. -c << END
 -O0 nvrtc.cpp -o $objects/nvrtc.o
--O2 nccl.cpp -o $objects/nccl.o
+-O3 nccl.cpp -o $objects/nccl.o
 -O3 cudnn.cpp -o $objects/cudnn.o
 -O1 driver/stream.cpp -o $objects/driver-stream.o
 -O1 driver/memory.cpp -o $objects/driver-memory.o

@@ -215,8 +215,8 @@ Comm::~Comm() {
 using Handle = std::shared_ptr<Comm>;
 
 // ---- arithmetic
-template <class T, class Round>
-static void combine(const Comm& comm, char* out, size_t from, size_t to, int operation, T (*get)(const char*, size_t), void (*put)(char*, size_t, T), Round round) {
+template <class T, class Get, class Put, class Round>
+static void combine(const Comm& comm, char* out, size_t from, size_t to, int operation, Get get, Put put, Round round) {
   constexpr size_t BLOCK = 256;
   std::vector<T> values(size_t(comm.ranks) * BLOCK);
   for (size_t at = from; at < to; at += BLOCK) {
@@ -226,13 +226,15 @@ static void combine(const Comm& comm, char* out, size_t from, size_t to, int ope
     for (int step = 1; step < comm.ranks; step *= 2)
       for (int r = 0; r + step < comm.ranks; r += 2 * step) {
         T *a = &values[size_t(r) * BLOCK], *b = &values[size_t(r + step) * BLOCK];
-        for (size_t i = 0; i < n; i++)
-          switch (operation) {
-            case PROD: a[i] = round(a[i] * b[i]); break;
-            case MAX: a[i] = a[i] > b[i] ? a[i] : b[i]; break;
-            case MIN: a[i] = a[i] < b[i] ? a[i] : b[i]; break;
-            default: a[i] = round(a[i] + b[i]);
-          }
+        auto all = [&](auto merge) {
+          for (size_t i = 0; i < n; i++) a[i] = merge(a[i], b[i]);
+        };
+        switch (operation) {
+          case PROD: all([&](T x, T y) { return T(round(x * y)); }); break;
+          case MAX: all([](T x, T y) { return x > y ? x : y; }); break;
+          case MIN: all([](T x, T y) { return x < y ? x : y; }); break;
+          default: all([&](T x, T y) { return T(round(x + y)); });
+        }
       }
     for (size_t i = 0; i < n; i++) {
       T v = values[i];

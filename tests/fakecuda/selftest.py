@@ -756,6 +756,54 @@ def all_reduce_in_one_process():
     fails(5, "ncclAllReduce", buffers[1], buffers[1], size(1), FLOAT, SUM, p(comms[1]), streams[1], of=lib)
 
 
+@case(FAKE_CUDA_DEVICES="2", FAKE_CUDA_DELAY_US="1000")
+def all_reduce_in_a_graph():
+    """A step of two towers: a kernel, the collective on a second stream beside another kernel, a last kernel behind both."""
+    lib, comms = nccl(), (p * 2)()
+    contexts = [start(d) for d in range(2)]
+    call("ncclCommInitAll", comms, 2, None, of=lib)
+    streams, others, adders, instances, gradients, rest, forks, joins = ([] for _ in range(8))
+    for d in range(2):
+        call("cuCtxSetCurrent", contexts[d])
+        streams.append(stream())
+        others.append(stream())
+        gradients.append(upload([float(d)] * 8))
+        rest.append(upload([0.0] * 8))
+        forks.append(event(2))
+        joins.append(event(2))
+        adders.append(function(module(), "add_one"))
+    for d in range(2):
+        call("cuCtxSetCurrent", contexts[d])
+        call("cuStreamBeginCapture_v2", streams[d], 1)
+        launch(adders[d], 1, 8, streams[d], gradients[d], c.c_int(8))
+        call("cuEventRecord", forks[d], streams[d])
+        call("cuStreamWaitEvent", others[d], forks[d], 0)
+        launch(adders[d], 1, 8, streams[d], rest[d], c.c_int(8))
+    call("ncclGroupStart", of=lib)
+    for d in range(2):
+        call("ncclAllReduce", gradients[d], gradients[d], size(8), FLOAT, AVG, p(comms[d]), others[d], of=lib)
+    call("ncclGroupEnd", of=lib)
+    for d in range(2):
+        call("cuCtxSetCurrent", contexts[d])
+        call("cuEventRecord", joins[d], others[d])
+        call("cuStreamWaitEvent", streams[d], joins[d], 0)
+        launch(adders[d], 1, 8, streams[d], gradients[d], c.c_int(8))
+    for d in range(2):
+        call("cuCtxSetCurrent", contexts[d])
+        graph, instance = p(), p()
+        call("cuStreamEndCapture", streams[d], c.byref(graph))
+        call("cuGraphInstantiateWithFlags", c.byref(instance), graph, c.c_ulonglong(0))
+        instances.append(instance)
+    for _ in range(5):
+        for d in range(2):
+            call("cuCtxSetCurrent", contexts[d])
+            call("cuGraphLaunch", instances[d], streams[d])
+    for d in range(2):
+        call("cuCtxSetCurrent", contexts[d])
+        synchronize(streams[d])
+        assert download(gradients[d], 8) == [10.5] * 8 and download(rest[d], 8) == [5.0] * 8
+
+
 def rank_of(rank, ranks, identity, nonblocking=False):
     lib, comm = nccl(), p()
     i = Id.from_buffer_copy(bytes.fromhex(identity))
