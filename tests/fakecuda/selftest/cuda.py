@@ -1,7 +1,6 @@
-"""A few lines over the driver API, NVRTC and the libraries by ctypes; for selftest.py."""
+"""A few lines over the driver API, NVRTC and the libraries by ctypes, for selftest.py."""
 import ctypes as c
 import os
-import sys
 
 OUT = os.environ.get("FAKE_CUDA_OUT")
 
@@ -127,6 +126,3 @@ def synchronize(s):
     call("cuStreamSynchronize", s)
 
 
-def main(cases):
-    """Runs the case that is named on the command line."""
-    cases[sys.argv[1]](*sys.argv[2:])
