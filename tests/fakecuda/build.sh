@@ -26,7 +26,9 @@ cd "$here"
 # Only what computes is optimised with effort. All at once, the slowest first.
 xargs -P "$(nproc)" -L 1 g++ $flags $sanitize -DFAKE_CUDA_MAJOR="$major" -I. -c << END
 -O0 nvrtc.cpp -o $objects/nvrtc.o
--O3 nccl.cpp -o $objects/nccl.o
+-O3 nccl/operations.cpp -o $objects/nccl-operations.o
+-O1 nccl/api.cpp -o $objects/nccl-api.o
+-O1 nccl/comm.cpp -o $objects/nccl-comm.o
 -O3 cudnn.cpp -o $objects/cudnn.o
 -O1 driver/stream.cpp -o $objects/driver-stream.o
 -O1 driver/memory.cpp -o $objects/driver-memory.o
@@ -49,4 +51,4 @@ library "libnvrtc.so.$major" "$objects/nvrtc.o"
 # The libraries above the driver share the streams of the libcuda beside them.
 library "libcublasLt.so.$major" "$objects/cublaslt.o" "$out/libcuda.so.1"
 library libcudnn.so.9 "$objects/cudnn.o" "$out/libcuda.so.1"
-library libnccl.so.2 "$objects/nccl.o" "$out/libcuda.so.1"
+library libnccl.so.2 "$objects"/nccl-*.o "$out/libcuda.so.1"
