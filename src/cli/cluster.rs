@@ -143,7 +143,7 @@ pub(super) fn connect(start: &Start<'_>) -> Result<(Worker, Part)> {
         Some(Failure { task, reason, code }) => Err(RpcError::Stopped { task, reason, code }),
         None => interrupted(&place.task, signal),
     };
-    let (inbox, ends) = Inbox::new(place.spec.training_tasks());
+    let (inbox, ends) = Inbox::new(place.spec.training_tasks(), members.clone());
     // A client that stands outside the cluster is called by nobody.
     let server = match place.spec.address(&place.task) {
         Some(address) => {

@@ -25,7 +25,7 @@ use tonic::codegen::{BoxFuture, Service, StdError};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
-use super::proto::{Chunk, Segment};
+use super::proto::{Chunk, Place, Segment};
 
 /// Methods with a stream of data to the server.
 const REQUESTS: [&str; 4] = [
@@ -51,6 +51,9 @@ pub(super) trait Laden: Message + Default {
 
     /// The field.
     fn data(&mut self) -> &mut Bytes;
+
+    /// Takes where the data is, in place of it.
+    fn place(&mut self) -> Option<Place>;
 }
 
 impl Laden for Chunk {
@@ -59,6 +62,10 @@ impl Laden for Chunk {
     fn data(&mut self) -> &mut Bytes {
         &mut self.data
     }
+
+    fn place(&mut self) -> Option<Place> {
+        self.place.take()
+    }
 }
 
 impl Laden for Segment {
@@ -66,6 +73,10 @@ impl Laden for Segment {
 
     fn data(&mut self) -> &mut Bytes {
         &mut self.data
+    }
+
+    fn place(&mut self) -> Option<Place> {
+        self.place.take()
     }
 }
 
@@ -329,7 +340,7 @@ mod tests {
 
     fn segment(len: usize) -> Segment {
         let data = (0..len).map(|i| i as u8).collect::<Vec<_>>().into();
-        Segment { task: "worker:1".to_owned(), tag: len as u64, data, slot: 0, len: 0 }
+        Segment { task: "worker:1".to_owned(), tag: len as u64, data, place: None }
     }
 
     /// The bytes of an outgoing body, by frames.

@@ -1,13 +1,15 @@
 //! Slabs as streams of chunks of at most 1 MiB, and back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
+use super::lent::Loan;
 use super::proto::{Chunk, Header};
-use crate::device::Slab;
+use crate::device::{DeviceError, Slab};
 
 /// Floats of a chunk: 256 KiB, so that one is read while the next is on its way.
 const CHUNK: usize = 1 << 16;
@@ -20,11 +22,6 @@ const _: () = assert!(cfg!(target_endian = "little"), "the wire is little-endian
 pub(super) struct Shared(Arc<Vec<f32>>);
 
 impl Shared {
-    /// The floats.
-    pub(super) fn floats(&self) -> &[f32] {
-        &self.0
-    }
-
     /// Memory for `len` floats, with anything in it.
     pub(super) fn memory(&mut self, len: usize) -> &mut [f32] {
         if Arc::get_mut(&mut self.0).is_none() {
@@ -64,11 +61,57 @@ pub(super) fn bytes(slab: Arc<Slab>) -> Bytes {
     Bytes::from_owner(Viewed(slab))
 }
 
-/// The stream of floats that lie in several places.
-pub(super) fn split(
+/// The floats of `ranges` of a slab, one after the other, from the `at`th of them on.
+fn read(
+    slab: &Slab,
+    ranges: &[Range<usize>],
+    at: usize,
+    into: &mut [f32],
+) -> Result<(), DeviceError> {
+    let (mut before, mut filled) = (0, 0);
+    for range in ranges {
+        let start = range.start + (at + filled).saturating_sub(before).min(range.len());
+        let len = (range.end - start).min(into.len() - filled);
+        slab.read(start..start + len, &mut into[filled..filled + len])?;
+        (before, filled) = (before + range.len(), filled + len);
+    }
+    Ok(())
+}
+
+/// Chunks of the floats of `ranges` of a slab, in lent memory as far as there is room.
+pub(super) fn lend(
+    header: Header,
+    slab: &Slab,
+    ranges: &[Range<usize>],
+    loan: &mut Loan,
+) -> Result<Vec<Chunk>, DeviceError> {
+    let floats: usize = ranges.iter().map(Range::len).sum();
+    let mut header = Some(Header { floats: floats as u64, ..header });
+    let mut failed = Ok(());
+    let starts = (0..floats.max(1)).step_by(CHUNK);
+    let chunks = starts.map(|at| {
+        let len = (floats - at).min(CHUNK);
+        let mut write = |bytes: &mut [u8]| {
+            let read = read(slab, ranges, at, bytemuck::cast_slice_mut(bytes));
+            failed = std::mem::replace(&mut failed, Ok(())).and(read);
+        };
+        let bytes = len * size_of::<f32>();
+        let place = loan.fill(bytes, &mut write);
+        let mut data = vec![0.0f32; if place.is_some() { 0 } else { len }];
+        if place.is_none() {
+            write(bytemuck::cast_slice_mut(&mut data));
+        }
+        Chunk { header: header.take(), data: Shared::from(data).bytes(), place }
+    });
+    let chunks = chunks.collect();
+    failed.map(|()| chunks)
+}
+
+/// Chunks of floats that lie in several places.
+pub(super) fn cut(
     mut header: Header,
     mut parts: Vec<Bytes>,
-) -> impl Stream<Item = Chunk> + Send + Unpin + use<> {
+) -> impl Iterator<Item = Chunk> + Send + use<> {
     header.floats = parts.iter().map(|part| (part.len() / size_of::<f32>()) as u64).sum();
     let mut header = Some(header);
     parts.retain(|part| !part.is_empty());
@@ -78,8 +121,16 @@ pub(super) fn split(
         let starts = (0..part.len()).step_by(4 * CHUNK);
         starts.map(move |at| part.slice(at..(at + 4 * CHUNK).min(part.len())))
     });
-    let chunk = move |data| Chunk { header: header.take(), data };
-    tokio_stream::iter(nothing.into_iter().chain(pieces).map(chunk))
+    let chunk = move |data| Chunk { header: header.take(), data, place: None };
+    nothing.into_iter().chain(pieces).map(chunk)
+}
+
+/// The same as a stream.
+pub(super) fn split(
+    header: Header,
+    parts: Vec<Bytes>,
+) -> impl Stream<Item = Chunk> + Send + Unpin + use<> {
+    tokio_stream::iter(cut(header, parts))
 }
 
 /// Reads a stream into memory that must be as long in all as the stream says; `place` gives the memory for the header.
@@ -138,6 +189,21 @@ mod tests {
             join(&mut stream, |_| Ok(vec![one, other])).await
         })?;
         Ok(out)
+    }
+
+    #[test]
+    fn ranges_are_read_from_anywhere() {
+        let mut slab = Slab::host(20).unwrap();
+        slab.write(0..20, &(0..20).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
+        let ranges = [3..5, 9..9, 10..16, 18..20];
+        let packed: Vec<f32> = ranges.iter().cloned().flatten().map(|i| i as f32).collect();
+        for at in 0..packed.len() {
+            for len in 0..=packed.len() - at {
+                let mut found = vec![0.0; len];
+                read(&slab, &ranges, at, &mut found).unwrap();
+                assert_eq!(found, packed[at..at + len]);
+            }
+        }
     }
 
     #[test]

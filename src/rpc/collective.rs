@@ -1,8 +1,8 @@
 //! [`GrpcLink`]: the ranks of a collective over gRPC, one stream from each to each.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,13 +15,13 @@ use tonic::{Request, Response, Status, Streaming};
 use super::bulk::{self, Bulk};
 use super::channel::Peer;
 use super::control::Identity;
+use super::lent::Loan;
 use super::members::{Failure, Members};
 use super::proto::collective_client::CollectiveClient;
 use super::proto::collective_server::Collective;
-use super::proto::{ExchangeReply, LendReply, LendRequest, Segment};
+use super::proto::{ExchangeReply, Segment};
 use super::{RpcError, Runtime};
 use crate::cluster::TaskId;
-use crate::device::shared::{Borrowed, Pool};
 use crate::reduce::{Link, ReduceError};
 
 /// Segments on their way to one peer before a sender waits.
@@ -32,63 +32,41 @@ const REMEMBERED: usize = 8;
 
 /// Where arriving segments go: one queue per sending rank.
 pub struct Inbox {
-    ranks: Vec<(TaskId, Sender<Segment>)>,
-    /// Memory of ranks on this host, where their segments lie.
-    memory: Vec<OnceLock<Borrowed>>,
+    ranks: Vec<TaskId>,
+    queues: Vec<Sender<Segment>>,
+    members: Arc<Members>,
 }
 
 impl Inbox {
     /// For the ranks of a collective, and the ends that a [`GrpcLink`] reads.
-    pub fn new(ranks: Vec<TaskId>) -> (Arc<Self>, Vec<Receiver<Segment>>) {
-        let memory = ranks.iter().map(|_| OnceLock::new()).collect();
-        let (queues, ends): (Vec<_>, _) = ranks.iter().map(|_| channel()).unzip();
-        (Arc::new(Self { ranks: ranks.into_iter().zip(queues).collect(), memory }), ends)
-    }
-
-    fn rank(&self, task: &str) -> Result<usize, Status> {
-        let rank = self.ranks.iter().position(|(rank, _)| rank.to_string() == task);
-        rank.ok_or_else(|| {
-            Status::permission_denied(format!("{task} is no rank of this collective"))
-        })
-    }
-
-    /// Puts in what a segment says is in the sender's memory.
-    fn open(&self, rank: usize, segment: &mut Segment) -> Result<(), Status> {
-        let Some(slot) = segment.slot.checked_sub(1) else { return Ok(()) };
-        let memory = self.memory[rank].get();
-        let view = memory.and_then(|memory| memory.view(slot as usize, segment.len as usize));
-        let wrong = || Status::invalid_argument("nothing is in this slot");
-        segment.data = Bytes::from_owner(view.ok_or_else(wrong)?);
-        Ok(())
+    pub fn new(ranks: Vec<TaskId>, members: Arc<Members>) -> (Arc<Self>, Vec<Receiver<Segment>>) {
+        let (queues, ends) = ranks.iter().map(|_| channel()).unzip();
+        (Arc::new(Self { ranks, queues, members }), ends)
     }
 }
 
 #[tonic::async_trait]
 impl Collective for Arc<Inbox> {
-    async fn lend(&self, request: Request<LendRequest>) -> Result<Response<LendReply>, Status> {
-        let LendRequest { task, path } = request.into_inner();
-        let rank = self.rank(&task)?;
-        let memory =
-            Borrowed::open(&path).map_err(|error| Status::unavailable(error.to_string()))?;
-        self.memory[rank].set(memory).map_err(|_| Status::already_exists("lent before"))?;
-        Ok(Response::new(LendReply {}))
-    }
-
     async fn exchange(
         &self,
         mut request: Request<Streaming<Segment>>,
     ) -> Result<Response<ExchangeReply>, Status> {
         let mut stream = bulk::received::<Segment>(request.extensions_mut());
-        let mut rank = None;
+        let mut queue = None;
         while let Some(segment) = stream.next().await {
-            let mut segment = segment?;
-            let rank = match rank {
-                Some(rank) => rank,
-                None => *rank.insert(self.rank(&segment.task)?),
-            };
-            self.open(rank, &mut segment)?;
+            let segment = self.members.lent.open(segment?)?;
+            if queue.is_none() {
+                let rank = self.ranks.iter().position(|task| task.to_string() == segment.task);
+                let unknown = || {
+                    Status::permission_denied(format!(
+                        "{} is no rank of this collective",
+                        segment.task
+                    ))
+                };
+                queue = Some(&self.queues[rank.ok_or_else(unknown)?]);
+            }
             // The trainer is gone when nobody reads: so is the need to.
-            if self.ranks[rank].1.send(segment).is_err() {
+            if queue.is_some_and(|queue| queue.send(segment).is_err()) {
                 break;
             }
         }
@@ -100,33 +78,21 @@ impl Collective for Arc<Inbox> {
 struct Way {
     peer: Peer,
     queue: mpsc::Sender<Segment>,
-    /// What was lent to it, where it is on this host.
-    pool: Option<Pool>,
+    loan: Option<Loan>,
 }
 
 impl Way {
     /// Opens a stream, which ends when the peer has read everything that was sent.
     fn open(runtime: &Runtime, peer: Peer, own: &TaskId) -> (Self, JoinHandle<()>) {
         let mut client = CollectiveClient::new(Bulk(peer.channel.clone()));
-        let pool = peer.near.then(|| runtime.block_on(lend(&peer, own))).flatten();
+        let loan = runtime.block_on(Loan::to(&peer, own));
         let (queue, segments) = mpsc::channel(IN_FLIGHT);
         let stream = runtime.spawn(async move {
             // Its end shows where the peer is watched.
             let _ = client.exchange(bulk::request(ReceiverStream::new(segments))).await;
         });
-        (Self { peer, queue, pool }, stream)
+        (Self { peer, queue, loan }, stream)
     }
-}
-
-/// Lends memory to a peer on this host. Whether it takes it changes speed only.
-async fn lend(peer: &Peer, own: &TaskId) -> Option<Pool> {
-    let pool =
-        Pool::new().inspect_err(|error| tracing::info!("no memory to share: {error}")).ok()?;
-    let request = LendRequest { task: own.to_string(), path: pool.path() };
-    let mut client = CollectiveClient::new(peer.channel.clone());
-    let lent = peer.within(client.lend(request)).await;
-    lent.inspect_err(|error| tracing::info!("{} takes no memory: {error}", peer.task)).ok()?;
-    Some(pool)
 }
 
 /// This rank's connections to all others.
@@ -259,11 +225,9 @@ impl Link for GrpcLink {
     ) -> Result<(), ReduceError> {
         let Some(Some(way)) = self.ways.get_mut(to) else { return Err(self.lost(to)) };
         let task = self.identity.task.to_string();
-        let lent = way.pool.as_mut().and_then(|pool| pool.fill(len, write));
-        let segment = match lent {
-            Some(slot) => {
-                Segment { task, tag, data: Bytes::new(), slot: slot as u32 + 1, len: len as u32 }
-            }
+        let place = way.loan.as_mut().and_then(|loan| loan.fill(len, write));
+        let data = match place {
+            Some(_) => Bytes::new(),
             None => {
                 let mut memory = self.memory(len);
                 write(&mut memory);
@@ -271,11 +235,11 @@ impl Link for GrpcLink {
                 if self.sent.len() < REMEMBERED {
                     self.sent.push_back(data.clone());
                 }
-                Segment { task, tag, data, slot: 0, len: 0 }
+                data
             }
         };
-        let way = self.ways[to].as_ref();
-        let sent = way.map(|way| way.queue.blocking_send(segment));
+        let segment = Segment { task, tag, data, place };
+        let sent = self.ways[to].as_ref().map(|way| way.queue.blocking_send(segment));
         sent.and_then(Result::ok).ok_or_else(|| self.lost(to))
     }
 
@@ -310,8 +274,8 @@ mod tests {
             let settings = BTreeMap::new();
             let identity = Arc::new(Identity { task: task.clone(), incarnation: 1, settings });
             let listener = listen(&identity, "127.0.0.1:0", &security).unwrap();
-            let (inbox, ends) = Inbox::new(tasks.to_vec());
             let (address, members) = (listener.address.to_string(), Arc::new(Members::default()));
+            let (inbox, ends) = Inbox::new(tasks.to_vec(), members.clone());
             let services = collective(inbox);
             let (id, all) = (identity.clone(), members.clone());
             let server = Server::start(runtime, listener, id, &security, all, services).unwrap();
@@ -344,7 +308,7 @@ mod tests {
             let mut links = world(&runtime, near);
             let (mut b, _b) = links.pop().unwrap();
             let (mut a, _a) = links.pop().unwrap();
-            let lends = |link: &GrpcLink, to: usize| link.ways[to].as_ref().unwrap().pool.is_some();
+            let lends = |link: &GrpcLink, to: usize| link.ways[to].as_ref().unwrap().loan.is_some();
             assert!(lends(&a, 1) == lends(&b, 0) && (near || !lends(&a, 1)));
             std::thread::scope(|scope| {
                 let pieces = &pieces;

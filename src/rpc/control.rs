@@ -11,7 +11,9 @@ use tonic::{Request, Response, Status, Streaming};
 use super::PROTOCOL;
 use super::members::{Departure, Failure, Members};
 use super::proto::control_server::Control;
-use super::proto::{Beat, JoinReply, JoinRequest, LeaveReply, LeaveRequest, Stop};
+use super::proto::{
+    Beat, JoinReply, JoinRequest, LeaveReply, LeaveRequest, LendReply, LendRequest, Stop,
+};
 use crate::cluster::TaskId;
 
 /// What this task is and what it must have in common with others.
@@ -75,6 +77,10 @@ fn task_of(name: &str) -> Result<TaskId, Status> {
 
 #[tonic::async_trait]
 impl Control for ControlService {
+    async fn lend(&self, request: Request<LendRequest>) -> Result<Response<LendReply>, Status> {
+        self.members.lent.accept(request.into_inner()).map(Response::new)
+    }
+
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         let from = request.remote_addr();
         let peer = request.into_inner();

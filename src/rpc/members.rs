@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use super::lent::Lent;
 use crate::cluster::TaskId;
 
 /// Why a task is not here any more.
@@ -45,13 +46,15 @@ struct State {
 /// The tasks that have joined this one. A `std::sync::Mutex`, since it is never held across a wait.
 pub struct Members {
     state: Mutex<State>,
+    /// Memory of tasks on this host.
+    pub(super) lent: Lent,
     /// Counts changes; whoever waits for one subscribes.
     changes: watch::Sender<u64>,
 }
 
 impl Default for Members {
     fn default() -> Self {
-        Self { state: Mutex::default(), changes: watch::Sender::new(0) }
+        Self { state: Mutex::default(), lent: Lent::default(), changes: watch::Sender::new(0) }
     }
 }
 

@@ -12,6 +12,7 @@ mod collective;
 mod control;
 mod door;
 mod error;
+mod lent;
 mod members;
 mod parameters;
 mod remote_store;

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
+use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::attend::{Attendance, PEER_LOST, attend};
@@ -183,7 +184,8 @@ impl ParameterServer {
         }
     }
 
-    async fn push_gradient(&self, mut stream: Incoming<Chunk>) -> Result<PushReply, Status> {
+    async fn push_gradient(&self, stream: Incoming<Chunk>) -> Result<PushReply, Status> {
+        let mut stream = stream.map(|chunk| self.members.lent.open(chunk?));
         let mut slab = self.lock().shard.lend().map_err(refusal)?;
         let header = {
             let floats = slab.as_host_mut();

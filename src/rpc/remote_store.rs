@@ -13,12 +13,13 @@ use super::bulk::{self, Bulk};
 use super::channel::Peer;
 use super::chunks::{self, Shared};
 use super::control::Identity;
+use super::lent::Loan;
 use super::proto::variables_client::VariablesClient;
-use super::proto::{Header, PullRequest, PushReply, VersionReply, VersionRequest};
+use super::proto::{Chunk, Header, PullRequest, PushReply, VersionReply, VersionRequest};
 use super::security::Line;
 use super::{RpcError, Runtime};
 use crate::cluster::TaskId;
-use crate::device::Slab;
+use crate::device::{DeviceError, Slab};
 use crate::store::{Applied, Contribution, Pulled, State, StateLayout, StoreError, VariableStore};
 
 /// What the ps tasks of a cluster hold.
@@ -40,11 +41,48 @@ struct Shard {
     ranges: Vec<Range<usize>>,
     /// How many these are.
     floats: usize,
-    /// These packed: what was pulled, then what is pushed.
+    /// These packed, to be pushed where nothing was lent.
     packed: Shared,
+    /// Memory that the task reads them from.
+    loan: Option<Loan>,
     /// Of the values that were pulled last.
     incarnation: u64,
     step: u64,
+}
+
+impl Shard {
+    /// What goes to its task of a whole slab.
+    fn pack(&mut self, header: Header, slab: &Slab) -> Result<Vec<Chunk>, DeviceError> {
+        if let Some(loan) = &mut self.loan {
+            return chunks::lend(header, slab, &self.ranges, loan);
+        }
+        let mut packed = self.packed.memory(self.floats);
+        for range in &self.ranges {
+            let (own, rest) = packed.split_at_mut(range.len());
+            slab.read(range.clone(), own)?;
+            packed = rest;
+        }
+        Ok(chunks::cut(header, vec![self.packed.bytes()]).collect())
+    }
+}
+
+/// The parts of a slab that each shard holds, in its order; no two shards hold the same.
+fn parts<'a>(shards: &[Shard], slab: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+    let mut ranges: Vec<(usize, usize, Range<usize>)> = Vec::new();
+    for (i, shard) in shards.iter().enumerate() {
+        ranges.extend(
+            shard.ranges.iter().cloned().enumerate().map(|(place, range)| (i, place, range)),
+        );
+    }
+    ranges.sort_by_key(|(.., range)| range.start);
+    let mut parts: Vec<Vec<&mut [f32]>> =
+        shards.iter().map(|shard| shard.ranges.iter().map(|_| &mut [][..]).collect()).collect();
+    let (mut rest, mut at) = (slab, 0);
+    for (shard, place, range) in ranges {
+        let (part, behind) = rest.split_at_mut(range.start - at).1.split_at_mut(range.len());
+        (parts[shard][place], rest, at) = (part, behind, range.end);
+    }
+    parts
 }
 
 /// Variables on ps tasks, pulled before each step and pushed after it; all shards at once.
@@ -73,6 +111,7 @@ impl RemoteStore {
             client: VariablesClient::new(Bulk(peer.channel.clone())),
             floats: ranges.iter().map(Range::len).sum(),
             packed: Shared::default(),
+            loan: runtime.block_on(Loan::to(&peer, &identity.task)),
             peer,
             ranges,
             incarnation: 0,
@@ -84,7 +123,7 @@ impl RemoteStore {
 
     /// What the ps tasks hold now.
     pub fn standing(&mut self) -> Result<Standing, RpcError> {
-        let replies = self.each(move |mut shard| async move {
+        let replies = each(&self.runtime, &mut self.shards, move |mut shard| async move {
             let asked = shard.client.version(VersionRequest { wait: false });
             let reply = shard.peer.within(asked).await.map(|reply| reply.into_inner());
             (shard, reply)
@@ -107,7 +146,7 @@ impl RemoteStore {
 
     /// The step of living variables, waited for up to `patience`; `None` when the chief has not given all values yet.
     pub fn version_within(&mut self, patience: Duration) -> Result<Option<u64>, RpcError> {
-        let replies = self.each(move |mut shard| async move {
+        let replies = each(&self.runtime, &mut self.shards, move |mut shard| async move {
             let asked = shard.client.version(VersionRequest { wait: true });
             let reply = match tokio::time::timeout(patience, shard.peer.within(asked)).await {
                 Ok(reply) => reply.map(|reply| Some(reply.into_inner())),
@@ -131,60 +170,12 @@ impl RemoteStore {
         self.shards.iter().map(|shard| shard.step).min().unwrap_or(0)
     }
 
-    /// Runs one call per ps task, all at once and on this thread, which leaves the network's to the network; the first error
-    /// counts.
-    fn each<T, F, R>(&mut self, call: F) -> Result<Vec<T>, RpcError>
-    where
-        F: Fn(Shard) -> R,
-        R: Future<Output = (Shard, Result<T, RpcError>)>,
-    {
-        let mut calls: Vec<Pin<Box<R>>> = std::mem::take(&mut self.shards)
-            .into_iter()
-            .map(|shard| Box::pin(call(shard)))
-            .collect();
-        let mut ended: Vec<Option<R::Output>> = calls.iter().map(|_| None).collect();
-        self.runtime.block_on(poll_fn(|context| {
-            for (call, end) in calls.iter_mut().zip(&mut ended).filter(|(_, end)| end.is_none()) {
-                if let Poll::Ready(outcome) = call.as_mut().poll(context) {
-                    *end = Some(outcome);
-                }
-            }
-            if ended.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
-        }));
-        let (shards, results): (_, Vec<_>) = ended.into_iter().flatten().unzip();
-        self.shards = shards;
-        results.into_iter().collect()
-    }
-
-    fn pull_all(&mut self, everything: bool) -> Result<Vec<Vec<f32>>, RpcError> {
-        let parts = if everything { self.layout.parts() } else { 1 };
-        self.each(move |mut shard| async move {
-            let mut all = vec![0.0; if everything { shard.floats * parts } else { 0 }];
-            let packed = if everything { &mut [][..] } else { shard.packed.memory(shard.floats) };
-            let target = if everything { &mut all[..] } else { packed };
-            let pulled = async {
-                let mut answer = shard.client.pull(PullRequest { everything }).await?;
-                let mut chunks = bulk::received(answer.extensions_mut());
-                chunks::join(&mut chunks, |_| Ok(vec![target])).await
-            };
-            // A checkpoint may still be pulled when the run is over for everybody.
-            let result = match everything {
-                true => shard.peer.at_last(pulled).await,
-                false => shard.peer.within(pulled).await,
-            };
-            let result = result.map(|header: Header| {
-                (shard.incarnation, shard.step) = (header.incarnation, header.step);
-                all
-            });
-            (shard, result)
-        })
-    }
-
-    fn push_all(&mut self, share: Contribution) -> Result<Vec<PushReply>, RpcError> {
+    fn push_all(&mut self, mean: &Slab, share: Contribution) -> Result<Vec<PushReply>, StoreError> {
         let task = self.identity.task.to_string();
         // A ps task that is ahead, since this worker came back or was late between its rounds, has had this round.
         let round = self.synchronous.then(|| self.lowest_step());
-        self.each(move |mut shard| {
+        let mut failed = Ok(());
+        let replies = each(&self.runtime, &mut self.shards, |mut shard| {
             let is_due = round.is_none_or(|step| shard.step == step);
             let ahead = PushReply { step: shard.step, rate: 0.0, loss: share.loss, dropped: true };
             let header = Header {
@@ -195,18 +186,84 @@ impl RemoteStore {
                 loss: share.loss,
                 ..Header::default()
             };
-            let stream = is_due.then(|| chunks::split(header, vec![shard.packed.bytes()]));
+            let chunks = match is_due.then(|| shard.pack(header, mean)).transpose() {
+                Ok(chunks) => chunks,
+                Err(error) => {
+                    failed = Err(error);
+                    None
+                }
+            };
             async move {
-                let reply = match stream {
-                    Some(stream) => {
-                        shard.peer.within(shard.client.push(bulk::request(stream))).await
+                let reply = match chunks {
+                    Some(chunks) => {
+                        let chunks = bulk::request(tokio_stream::iter(chunks));
+                        shard.peer.within(shard.client.push(chunks)).await
                     }
                     None => Ok(Response::new(ahead)),
                 };
                 (shard, reply.map(Response::into_inner))
             }
-        })
+        });
+        failed?;
+        replies.map_err(remote)
     }
+}
+
+/// Runs one call per ps task, all at once and on this thread, which leaves the network's to the network; the first error
+/// counts.
+fn each<T, F, R>(
+    runtime: &Runtime,
+    shards: &mut Vec<Shard>,
+    mut call: F,
+) -> Result<Vec<T>, RpcError>
+where
+    F: FnMut(Shard) -> R,
+    R: Future<Output = (Shard, Result<T, RpcError>)>,
+{
+    let mut calls: Vec<Pin<Box<R>>> =
+        std::mem::take(shards).into_iter().map(|shard| Box::pin(call(shard))).collect();
+    let mut ended: Vec<Option<R::Output>> = calls.iter().map(|_| None).collect();
+    runtime.block_on(poll_fn(|context| {
+        for (call, end) in calls.iter_mut().zip(&mut ended).filter(|(_, end)| end.is_none()) {
+            if let Poll::Ready(outcome) = call.as_mut().poll(context) {
+                *end = Some(outcome);
+            }
+        }
+        if ended.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    }));
+    let results: Vec<_>;
+    (*shards, results) = ended.into_iter().flatten().unzip();
+    results.into_iter().collect()
+}
+
+/// Reads the variables, or with `everything` all that a checkpoint needs, into the memory of each shard.
+fn pull_all(
+    runtime: &Runtime,
+    shards: &mut Vec<Shard>,
+    everything: bool,
+    into: Vec<Vec<&mut [f32]>>,
+) -> Result<(), RpcError> {
+    let mut into = into.into_iter();
+    let pulled = each(runtime, shards, move |mut shard| {
+        let parts = into.next().unwrap_or_default();
+        async move {
+            let pulled = async {
+                let mut answer = shard.client.pull(PullRequest { everything }).await?;
+                let mut chunks = bulk::received(answer.extensions_mut());
+                chunks::join(&mut chunks, |_| Ok(parts)).await
+            };
+            // A checkpoint may still be pulled when the run is over for everybody.
+            let result = match everything {
+                true => shard.peer.at_last(pulled).await,
+                false => shard.peer.within(pulled).await,
+            };
+            let result = result.map(|header: Header| {
+                (shard.incarnation, shard.step) = (header.incarnation, header.step);
+            });
+            (shard, result)
+        }
+    });
+    pulled.map(drop)
 }
 
 /// A store's error that keeps its cause.
@@ -216,28 +273,14 @@ fn remote(error: RpcError) -> StoreError {
 
 impl VariableStore for RemoteStore {
     fn pull(&mut self) -> Result<Pulled<'_>, StoreError> {
-        self.pull_all(false).map_err(remote)?;
-        for shard in &self.shards {
-            let mut at = 0;
-            for range in &shard.ranges {
-                self.slab.write(range.clone(), &shard.packed.floats()[at..at + range.len()])?;
-                at += range.len();
-            }
-        }
+        let into = parts(&self.shards, self.slab.as_host_mut().unwrap_or_default());
+        pull_all(&self.runtime, &mut self.shards, false, into).map_err(remote)?;
         self.global_step = self.lowest_step();
         Ok(Pulled::of(std::slice::from_ref(&self.slab)))
     }
 
     fn apply(&mut self, mean: &[Slab], share: Contribution) -> Result<Applied, StoreError> {
-        for shard in &mut self.shards {
-            let packed = shard.packed.memory(shard.floats);
-            let mut at = 0;
-            for range in &shard.ranges {
-                mean[0].read(range.clone(), &mut packed[at..at + range.len()])?;
-                at += range.len();
-            }
-        }
-        let replies = self.push_all(share).map_err(remote)?;
+        let replies = self.push_all(&mean[0], share)?;
         // The run is where its slowest ps task is.
         let behind = |reply: &PushReply| (reply.step, reply.dropped);
         let last = replies.into_iter().min_by_key(behind).unwrap_or_default();
@@ -250,26 +293,21 @@ impl VariableStore for RemoteStore {
     }
 
     fn snapshot(&mut self) -> Result<State, StoreError> {
-        let pieces = self.pull_all(true).map_err(remote)?;
-        let parts = self.layout.parts();
-        let mut slabs = vec![vec![0.0; self.slab.len()]; parts];
-        for (shard, floats) in self.shards.iter().zip(pieces) {
-            let len = shard.floats;
-            for (part, slab) in slabs.iter_mut().enumerate() {
-                let mut at = part * len;
-                for range in &shard.ranges {
-                    slab[range.clone()].copy_from_slice(&floats[at..at + range.len()]);
-                    at += range.len();
-                }
+        let mut slabs = vec![vec![0.0; self.slab.len()]; self.layout.parts()];
+        let mut into: Vec<Vec<&mut [f32]>> = self.shards.iter().map(|_| Vec::new()).collect();
+        for slab in &mut slabs {
+            for (into, parts) in into.iter_mut().zip(parts(&self.shards, slab)) {
+                into.extend(parts);
             }
         }
+        pull_all(&self.runtime, &mut self.shards, true, into).map_err(remote)?;
         Ok(self.layout.state(self.lowest_step(), &slabs))
     }
 
     fn restore(&mut self, from: &State) -> Result<(), StoreError> {
         let slabs = self.layout.slabs(from)?;
         let (incarnation, step) = (self.identity.incarnation, from.global_step);
-        let result = self.each(move |mut shard| {
+        let result = each(&self.runtime, &mut self.shards, move |mut shard| {
             let mut floats = Vec::with_capacity(shard.floats * slabs.len());
             for slab in &slabs {
                 shard.ranges.iter().for_each(|r| floats.extend_from_slice(&slab[r.clone()]));

@@ -257,7 +257,7 @@ impl Tower for RemoteTower {
         let call = async {
             let mut answer = client.activations(ActivationsRequest { tower }).await?.into_inner();
             let mut layers: Vec<(String, Vec<f32>)> = Vec::new();
-            while let Some(Chunk { header, data }) = answer.message().await? {
+            while let Some(Chunk { header, data, .. }) = answer.message().await? {
                 if let Some(header) = header {
                     layers.push((header.name, Vec::new()));
                 }

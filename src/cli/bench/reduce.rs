@@ -130,8 +130,9 @@ impl World {
         let (own, security) = (args.rank as usize, Security::default());
         let mut tasks: Vec<(TaskId, String)> =
             tasks.map(|(rank, address)| (TaskId::new("worker", rank), address)).collect();
-        let (inbox, ends) = Inbox::new(tasks.iter().map(|(task, _)| task.clone()).collect());
         let (identity, members) = (Arc::new(door.identity), Arc::new(Members::default()));
+        let ranks = tasks.iter().map(|(task, _)| task.clone()).collect();
+        let (inbox, ends) = Inbox::new(ranks, members.clone());
         let server = Server::start(
             runtime,
             door.listener,
