@@ -130,8 +130,8 @@ fn other_settings_are_refused_with_both_values() {
         .says(&["train.max_steps", "7"]);
     space
         .run("train --config cluster.yaml --job-name worker --task-index 0 --set cluster.wire=bf16 --overwrite --train-dir run")
-        .code(8)
-        .says(&["cluster.wire", "bf16", "f32"]);
+        .code(2)
+        .says(&["cluster.wire", "bf16", "for collectives"]);
     space
         .run("train --config cluster.yaml --job-name worker --task-index 0 --set cluster.run_id=new --overwrite --train-dir run")
         .code(8)

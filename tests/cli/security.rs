@@ -180,7 +180,7 @@ fn a_cluster_trains_on_whoever_else_calls() {
 #[test]
 fn strangers_do_not_disturb_an_open_cluster() {
     for (mode, ps) in [("ps-async", 1), ("collective", 0)] {
-        const STEPS: u64 = 2000;
+        const STEPS: u64 = 6000;
         let space = Space::new();
         cluster(&space, "cluster.yaml", ps, 2, &format!("  mode: {mode}\n"));
         let mut launch = space.start(&format!(
@@ -215,7 +215,7 @@ fn certificates_admit_their_tasks_and_nobody_else() {
     space.ok("launch --config cluster.yaml -- --train-dir launched --max-steps 300");
     assert_eq!(space.checkpoints("launched"), [300]);
 
-    const STEPS: u64 = 2000;
+    const STEPS: u64 = 6000;
     cluster(&space, "cluster.yaml", 1, 1, tls);
     let flags = format!("--log-every 1 --max-steps {STEPS}");
     let ps = task(&space, "ps", 0, &flags);
