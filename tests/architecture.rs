@@ -164,8 +164,9 @@ fn every_file_says_what_it_is_and_is_short() {
 fn every_operation_has_a_kernel_and_a_case() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
-    let (op, exec, cases) =
-        (read("src/graph/op.rs"), read("src/device/cpu/exec.rs"), read("tests/ops.rs"));
+    let (op, exec) = (read("src/graph/op.rs"), read("src/device/cpu/exec.rs"));
+    let cuda = read("src/device/cuda/task.rs");
+    let cases = read("tests/ops.rs") + &read("tests/support/cases.rs");
     let body = op.split("pub enum Op {").nth(1).unwrap().split("\n}\n").next().unwrap();
     let variants: Vec<&str> = body
         .lines()
@@ -178,7 +179,11 @@ fn every_operation_has_a_kernel_and_a_case() {
     for variant in variants {
         let name = format!("Op::{variant}");
         assert!(exec.contains(&name), "{name} has no arm in device/cpu/exec.rs");
-        assert!(cases.contains(&name), "{name} has no case in tests/ops.rs");
+        assert!(cuda.contains(&name), "{name} has no task in device/cuda/task.rs");
+        assert!(
+            cases.contains(&name),
+            "{name} has no case in tests/ops.rs or tests/support/cases.rs"
+        );
     }
 }
 

@@ -1,7 +1,8 @@
 //! Devices: where slabs lie and programs run.
 //!
 //! One stem per family of operations: everything about convolution is `*/conv.*`. A new operation needs a variant in
-//! `graph/op.rs`, an arm in `infer.rs` and `grad.rs`, a kernel in `cpu/`, an arm in `cpu/exec.rs` and a case in `tests/ops.rs`.
+//! `graph/op.rs`, an arm in `infer.rs` and `grad.rs`, a kernel in `cpu/` and an arm in `cpu/exec.rs`, a kernel in `kernels/` and an arm in
+//! `cuda/task.rs` and `cuda/launch.rs`, and a case in `tests/ops.rs`.
 
 pub mod cpu;
 pub mod cuda;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use crate::cluster::DeviceName;
 use crate::graph::Program;
 use crate::optim::UpdateRule;
+use crate::util::stats;
 use crate::util::trace::Trace;
 
 /// One place that holds slabs and runs programs.
@@ -60,7 +62,7 @@ pub struct UpdateSlabs<'a> {
 }
 
 /// Hears of each range of the slab of gradients, with its values, as soon as they are final, while the rest is still being
-/// computed.
+/// computed. A GPU tells of all when the step is over, and of none where the slab is its own.
 pub type Done<'a> = &'a mut (dyn FnMut(Range<usize>, &[f32]) + Send);
 
 /// A program bound to a device.
@@ -99,6 +101,38 @@ pub enum DeviceError {
         device: String,
         /// Bytes that were asked for.
         bytes: usize,
+    },
+    /// A GPU has not enough memory.
+    #[error("{device} has {} free and {} were asked for{advice}", stats::bytes(*free), stats::bytes(*bytes))]
+    GpuMemory {
+        /// The device.
+        device: String,
+        /// Bytes that were asked for.
+        bytes: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// What would fit, where that is known.
+        advice: String,
+    },
+    /// A GPU's kernels cannot be built.
+    #[error(
+        "{device}: its kernels do not build; this is a fault of the program or of NVRTC: {log}"
+    )]
+    Kernels {
+        /// The device.
+        device: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// A GPU, its driver or one of its libraries failed.
+    #[error("{device} failed at {what}: {reason}")]
+    Gpu {
+        /// The device.
+        device: String,
+        /// What was being done.
+        what: String,
+        /// What it says, and what to do about it.
+        reason: String,
     },
     /// The threads of a CPU tower could not be started.
     #[error("cannot start the threads of {device}: {reason}; use a smaller --threads")]

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::cuda::Memory;
 use super::{DeviceError, heap};
 
 /// A cache line, so that a vector of lines is aligned for every vector unit.
@@ -18,6 +19,7 @@ pub struct Slab {
 /// Closed: few kinds of memory exist, so this is an enum and nobody downcasts.
 enum Buffer {
     Host(Vec<Line>),
+    Cuda(Memory),
 }
 
 impl Slab {
@@ -29,6 +31,11 @@ impl Slab {
         heap::huge_pages(&mut buffer.spare_capacity_mut()[..lines]);
         buffer.resize(lines, Line([0.0; 16]));
         Some(Self { buffer: Buffer::Host(buffer), len })
+    }
+
+    /// The whole of a GPU's memory.
+    pub(super) fn cuda(memory: Memory, len: usize) -> Self {
+        Self { buffer: Buffer::Cuda(memory), len }
     }
 
     /// Floats.
@@ -45,6 +52,7 @@ impl Slab {
     pub fn as_host(&self) -> Option<&[f32]> {
         match &self.buffer {
             Buffer::Host(lines) => Some(&bytemuck::cast_slice(lines)[..self.len]),
+            Buffer::Cuda(_) => None,
         }
     }
 
@@ -52,6 +60,15 @@ impl Slab {
     pub fn as_host_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.buffer {
             Buffer::Host(lines) => Some(&mut bytemuck::cast_slice_mut(lines)[..self.len]),
+            Buffer::Cuda(_) => None,
+        }
+    }
+
+    /// The memory, where it is a GPU's.
+    pub(super) fn as_cuda(&self) -> Option<&Memory> {
+        match &self.buffer {
+            Buffer::Host(_) => None,
+            Buffer::Cuda(memory) => Some(memory),
         }
     }
 
@@ -60,6 +77,7 @@ impl Slab {
         self.check(&range, into.len())?;
         match &self.buffer {
             Buffer::Host(lines) => into.copy_from_slice(&bytemuck::cast_slice(lines)[range]),
+            Buffer::Cuda(memory) => memory.read(range.start, into)?,
         }
         Ok(())
     }
@@ -69,16 +87,22 @@ impl Slab {
         self.check(&range, from.len())?;
         match &mut self.buffer {
             Buffer::Host(lines) => bytemuck::cast_slice_mut(lines)[range].copy_from_slice(from),
+            Buffer::Cuda(memory) => memory.write(range.start, from)?,
         }
         Ok(())
     }
 
     /// Copies everything from a slab of the same length, whatever device holds it.
     pub fn copy_from(&mut self, from: &Slab) -> Result<(), DeviceError> {
-        match &from.buffer {
-            Buffer::Host(lines) => {
+        self.check(&(0..self.len), from.len)?;
+        match (&mut self.buffer, &from.buffer) {
+            (_, Buffer::Host(lines)) => {
                 self.write(0..from.len, &bytemuck::cast_slice(lines)[..from.len])
             }
+            (Buffer::Host(lines), Buffer::Cuda(memory)) => {
+                memory.read(0, &mut bytemuck::cast_slice_mut(lines)[..from.len])
+            }
+            (Buffer::Cuda(own), Buffer::Cuda(memory)) => own.copy_from(memory),
         }
     }
 

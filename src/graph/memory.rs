@@ -5,16 +5,16 @@ const ALIGN: usize = 16;
 
 /// An intermediate: its floats, the step that writes it and the last one that reads it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Buffer {
-    pub(super) len: usize,
-    pub(super) first: usize,
-    pub(super) last: usize,
+pub(crate) struct Buffer {
+    pub(crate) len: usize,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 /// The offset of each buffer, and the arena's length in floats.
 ///
 /// Greedy by size: the largest first, each at the lowest offset where it overlaps nobody who is alive at the same time.
-pub(super) fn plan(buffers: &[Buffer]) -> (Vec<usize>, usize) {
+pub(crate) fn plan(buffers: &[Buffer]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(buffers[i].len), i));
     let mut offsets = vec![0; buffers.len()];

@@ -19,6 +19,7 @@ mod window;
 pub use builder::Builder;
 pub use grad::gradients;
 pub use infer::infer;
+pub(crate) use memory::{Buffer, plan};
 pub use op::{LrnParams, Op};
 pub use program::{Fetch, Place, Program, Step, View};
 pub use text::dump;

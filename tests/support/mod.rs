@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod cases;
 pub(crate) mod reference;
 
 use serde_json::Value;

@@ -2,8 +2,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use std::sync::{Mutex, PoisonError};
+
 use cudarc::driver::result;
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{self, CUdevice_attribute};
+
+use crate::device::DeviceError;
 
 /// A library that GPU towers would load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,20 +40,87 @@ pub struct Probe {
     pub gpus: Result<Vec<Gpu>, String>,
 }
 
+/// The oldest driver that has every function of a step: that of CUDA 12.0.
+const OLDEST: i32 = 12_000;
+
+/// The compiler of kernels, by its name among the [`Probe::libraries`].
+pub(super) const NVRTC: &str = "nvrtc";
+/// Matrix products.
+pub(super) const CUBLASLT: &str = "cublasLt";
+/// Convolutions.
+pub(super) const CUDNN: &str = "cudnn";
+
+impl Probe {
+    /// Why these GPUs cannot have towers; `None` where they can.
+    pub fn lack(&self, gpus: &[u32]) -> Option<String> {
+        let found = match &self.gpus {
+            Ok(found) => found,
+            Err(reason) => return Some(format!("none is visible: {reason}")),
+        };
+        if let Some(last) = gpus.iter().max().filter(|last| **last as usize >= found.len()) {
+            return Some(match found.len() {
+                1 => format!("1 is visible, GPU 0, and there is no GPU {last}"),
+                n => format!("{n} are visible, GPU 0 to {}, and there is no GPU {last}", n - 1),
+            });
+        }
+        let needed = |library: &&Library| library.name == CUBLASLT && !library.present;
+        self.libraries.iter().find(needed).map(|library| not_found(library.name))
+    }
+}
+
 /// Looks for the driver, its GPUs and the other libraries.
 pub fn probe() -> Probe {
-    // cudarc tells of a missing library or symbol by a panic, which is an answer here and no error.
+    quietly(|| {
+        let libraries = libraries();
+        let gpus = match libraries[0].present {
+            true => gpus(),
+            false => Err("no CUDA driver (libcuda.so.1 was not found)".to_owned()),
+        };
+        Probe { libraries, gpus }
+    })
+    .unwrap_or_else(|lack| Probe { libraries: libraries(), gpus: Err(lack) })
+}
+
+/// Runs `work`, in which cudarc tells of a missing library or function by a panic; that is an answer here and no error.
+pub(super) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    // The hook is the whole process's.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let libraries = libraries();
-    let gpus = if libraries[0].present {
-        catch_unwind(AssertUnwindSafe(gpus))
-            .unwrap_or_else(|_| Err("the driver's library lacks a function".to_owned()))
-    } else {
-        Err("no CUDA driver (libcuda.so.1 was not found)".to_owned())
-    };
+    let done = catch_unwind(AssertUnwindSafe(work));
     std::panic::set_hook(hook);
-    Probe { libraries, gpus }
+    done.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text =
+            text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a function is missing");
+        format!("a CUDA library is not the one that is needed: {text}")
+    })
+}
+
+/// The CUDA version that the driver was made for, as 1000 major + 10 minor.
+pub(super) fn driver_version() -> Option<i32> {
+    let mut version = 0;
+    // SAFETY: writes one number.
+    let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
+    asked.result().ok().map(|()| version)
+}
+
+/// Whether one of the [`Probe::libraries`] is there.
+pub(super) fn has(name: &str) -> bool {
+    libraries().iter().any(|library| library.name == name && library.present)
+}
+
+/// The error of a GPU that cannot be used for want of a library.
+pub(super) fn missing(device: &str, name: &'static str) -> DeviceError {
+    DeviceError::Absent { asked: device.to_owned(), reason: not_found(name) }
+}
+
+fn not_found(name: &str) -> String {
+    format!(
+        "the library {name} was not found: no lib{name}.so, .so.13 or .so.12, neither in LD_LIBRARY_PATH nor among the system's libraries; \
+         install it, or add its folder to LD_LIBRARY_PATH"
+    )
 }
 
 /// Whether the dynamic linker finds a library.
@@ -62,21 +133,35 @@ fn libraries() -> Vec<Library> {
     };
     let looked_for: [(&'static str, IsThere); 5] = [
         ("cuda driver", cudarc::driver::sys::is_culib_present),
-        ("nvrtc", cudarc::nvrtc::sys::is_culib_present),
-        ("cublasLt", cudarc::cublaslt::sys::is_culib_present),
-        ("cudnn", cudarc::cudnn::sys::is_culib_present),
+        (NVRTC, cudarc::nvrtc::sys::is_culib_present),
+        (CUBLASLT, cudarc::cublaslt::sys::is_culib_present),
+        (CUDNN, cudarc::cudnn::sys::is_culib_present),
         ("nccl", cudarc::nccl::sys::is_culib_present),
     ];
     looked_for.map(|(name, is_there)| Library { name, present: present(is_there) }).to_vec()
 }
 
 fn gpus() -> Result<Vec<Gpu>, String> {
-    result::init().map_err(|e| format!("the CUDA driver does not start: {e}"))?;
+    if let Some(version) = driver_version().filter(|version| *version < OLDEST) {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        return Err(format!(
+            "the driver is for CUDA {major}.{minor}, and 12.0 is the oldest that will do; install driver 525 or newer"
+        ));
+    }
+    match result::init() {
+        Ok(()) => {}
+        Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(no_device()),
+        Err(e) => return Err(format!("the CUDA driver does not start: {e}")),
+    }
     let count = result::device::get_count().map_err(|e| format!("the CUDA driver fails: {e}"))?;
     if count == 0 {
-        return Err("the CUDA driver sees no device; is CUDA_VISIBLE_DEVICES set?".to_owned());
+        return Err(no_device());
     }
     (0..count).map(|i| describe(i).map_err(|e| format!("GPU {i}: {e}"))).collect()
+}
+
+fn no_device() -> String {
+    "the CUDA driver sees no device; is CUDA_VISIBLE_DEVICES set?".to_owned()
 }
 
 fn describe(ordinal: i32) -> Result<Gpu, result::DriverError> {
