@@ -91,6 +91,9 @@ pub(crate) struct TrainArgs {
     /// GPUs to use, one tower each
     #[arg(long, value_name = "N", conflicts_with = "num_towers")]
     pub(crate) num_gpus: Option<u64>,
+    /// Which GPUs, by their numbers among the visible ones, a tower on each in this order: 0,2
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "num_towers")]
+    pub(crate) gpu_indices: Vec<u16>,
     /// CPU towers to use
     #[arg(long, value_name = "N")]
     pub(crate) num_towers: Option<u64>,
@@ -136,7 +139,7 @@ pub(crate) struct TrainArgs {
     /// How gradients are averaged: auto, cpu, nccl, none
     #[arg(long, value_name = "HOW")]
     pub(crate) reduce: Option<String>,
-    /// f32
+    /// How to compute: f32, or tf32 on GPUs
     #[arg(long, value_name = "TYPE")]
     pub(crate) precision: Option<String>,
     /// Of all random numbers

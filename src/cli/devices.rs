@@ -1,5 +1,7 @@
 //! `tftrain devices`.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use super::output::print;
@@ -7,6 +9,15 @@ use crate::cluster::{DeviceKind, DeviceName};
 use crate::device::cpu::Isa;
 use crate::device::cuda;
 use crate::util::{cores, stats};
+
+/// Keeps compiled kernels in the user's cache folder, as `XDG_CACHE_HOME` says, from now on.
+pub(super) fn keep_kernels() {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or(folder("HOME").map(|home| home.join(".cache")));
+    if let Some(cache) = cache {
+        cuda::keep_kernels_in(cache.join("tftrain"));
+    }
+}
 
 /// The devices by their full names, then the CUDA libraries.
 pub(super) fn devices() -> Result<u8> {

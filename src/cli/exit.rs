@@ -91,8 +91,10 @@ pub(super) fn code(error: &anyhow::Error) -> u8 {
             Some(StoreError::Remote(_)) => continue,
             None => {}
         }
-        if let Some(TowerError::Remote(_)) = cause.downcast_ref() {
-            continue;
+        match cause.downcast_ref::<TowerError>() {
+            Some(TowerError::Device(_)) => return 9,
+            Some(TowerError::Remote(_)) => continue,
+            None => {}
         }
         if cause.is::<DeviceError>() {
             return 9;

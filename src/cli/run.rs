@@ -234,7 +234,8 @@ impl Run<'_> {
         )));
         // After the checkpoint: an evaluation that is cut short costs no step.
         if let Some((every, held_out)) = self.held_out.clone() {
-            let evaluator = Evaluator::new(self.model, &*assembly.host, config.data.batch_size)?;
+            let evaluator =
+                Evaluator::new(self.model, &*assembly.evaluation, config.data.batch_size)?;
             hooks.push(Box::new(EvalHook::new(evaluator, held_out, every, start_step)));
         }
         let mut events = EventWriter::create(dir, &hostname(), clock.clone())?;

@@ -51,6 +51,11 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Result<Layers>
         }
     };
     flag("--num-gpus", "towers.gpus", args.num_gpus.map(|n| json!(n)));
+    let indices = (!args.gpu_indices.is_empty()).then_some(&args.gpu_indices);
+    if args.num_gpus.is_none() {
+        flag("--gpu-indices", "towers.gpus", indices.map(|indices| json!(indices.len())));
+    }
+    flag("--gpu-indices", "towers.gpu_indices", indices.map(|indices| json!(indices)));
     flag("--num-towers", "towers.cpus", args.num_towers.map(|n| json!(n)));
     flag("--batch-size", "data.batch_size", args.batch_size.map(|n| json!(n)));
     flag("--max-steps", "train.max_steps", args.max_steps.map(|n| json!(n)));

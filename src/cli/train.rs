@@ -47,6 +47,11 @@ fn start(
     if let Some(place) = &place {
         settle_mode(&mut resolved, &place.spec);
     }
+    let soft = args.allow_soft_placement == Some(true);
+    let duty = place.as_ref().map(|place| duty(&resolved.config, place)).transpose()?;
+    if duty.as_ref().is_none_or(Duty::computes) {
+        place_towers(&mut resolved, soft)?;
+    }
     let config = &resolved.config;
     let model = setup::model(config);
     let compiled = Arc::new(compile(&*model, config.data.batch_size)?);
@@ -56,8 +61,7 @@ fn start(
     }
     let rendezvous = Duration::from_secs(args.cluster.rendezvous_timeout);
     let mut fellows = None;
-    if let Some(place) = &place {
-        let duty = duty(config, place)?;
+    if let (Some(place), Some(duty)) = (&place, duty) {
         place.describe(&duty.describe(&place.task)).iter().for_each(|line| note(line));
         let (compiled, clock, signal) = (&compiled, &*clock, &*signal);
         let stall_timeout = args.cluster.stall_timeout;
@@ -143,7 +147,6 @@ fn configure(recipe: Option<&str>, file: Option<&Path>, args: &TrainArgs) -> Res
         );
         return Err(Usage(text).into());
     }
-    place_towers(&mut resolved, args.allow_soft_placement == Some(true))?;
     Ok(resolved)
 }
 
@@ -157,12 +160,7 @@ fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<
 /// Answers a request for GPUs: an error, or CPU towers where that is allowed.
 fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
     let TowerDevices::Gpus(asked) = resolved.config.towers.devices else { return Ok(()) };
-    let reason = match cuda::probe().gpus {
-        Ok(gpus) => {
-            format!("{} are visible, but this version computes on the CPU only", gpus.len())
-        }
-        Err(reason) => format!("none is visible: {reason}"),
-    };
+    let Some(reason) = cuda::probe().lack(&resolved.config.towers.gpus()) else { return Ok(()) };
     if !allowed {
         return Err(DeviceError::Absent {
             asked: format!("{asked} GPUs were asked for"),
@@ -176,7 +174,9 @@ fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
         "WARNING: --allow-soft-placement: {asked} GPU towers run on the CPU, since {reason}"
     ));
     resolved.config.towers.devices = TowerDevices::Cpus(asked);
+    resolved.config.towers.gpu_indices = None;
     resolved.origins.remove("towers.gpus");
+    resolved.origins.remove("towers.gpu_indices");
     let flag = Origin::Flag("--allow-soft-placement".to_owned());
     resolved.origins.insert("towers.cpus".to_owned(), flag);
     Ok(())

@@ -1,6 +1,6 @@
 //! Contradictions between settings that are fine one by one.
 
-use super::choice::{DataName, ModelName, Reduce, VariablePlacement};
+use super::choice::{DataName, ModelName, Precision, Reduce, VariablePlacement};
 use super::error::ConfigError;
 use super::schedule::LearningRateConfig;
 use super::schema::RunConfig;
@@ -50,6 +50,27 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
             "reduce",
             devices,
             "nccl averages between gpus only",
+        ),
+        (
+            towers.gpu_indices.is_some() && !gpus,
+            "towers.gpu_indices",
+            devices,
+            "they are numbers of gpus",
+        ),
+        (
+            towers
+                .gpu_indices
+                .as_ref()
+                .is_some_and(|indices| gpus && indices.len() != towers.count()),
+            "towers.gpu_indices",
+            devices,
+            "each tower has one gpu",
+        ),
+        (
+            config.precision == Precision::Tf32 && !gpus,
+            "precision",
+            devices,
+            "tf32 is a way of gpus to multiply",
         ),
     ];
     let Some((_, first, second, why)) = rules.into_iter().find(|rule| rule.0) else {

@@ -190,6 +190,8 @@ choice! {
     Precision {
         /// IEEE single precision.
         F32 = "f32",
+        /// As f32, but factors are rounded to 11 bits of precision on their way into a GPU's tensor cores.
+        Tf32 = "tf32",
         /// bfloat16, with f32 variables.
         Bf16 = "bf16",
     }

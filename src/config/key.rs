@@ -140,6 +140,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("moving_average", Kind::Real((Bound::Excluded(0.0), Bound::Excluded(1.0)))).nullable(),
     key("towers.gpus", FEW).excludes("towers.cpus"),
     key("towers.cpus", FEW).excludes("towers.gpus"),
+    key("towers.gpu_indices", Kind::Ordinals),
     key("towers.accumulate", FEW),
     key("towers.threads", FEW).nullable(),
     key("towers.asynchronous", Kind::Switch),
@@ -182,7 +183,7 @@ mod tests {
     /// One configuration per choice of each chooser, so that together they have every field.
     fn samples() -> Vec<RunConfig> {
         [
-            "towers.gpus=2",
+            "towers={gpus: 2, gpu_indices: [1, 0]}",
             "optimizer={name: momentum, learning_rate: 0.1}",
             "optimizer.learning_rate={schedule: piecewise, values: [1], boundaries_epochs: []}",
             "optimizer.learning_rate={schedule: polynomial, final: 0, epochs: 10}",

@@ -1,5 +1,6 @@
 //! What values a key takes, and how that is said.
 
+use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
 
 use serde_json::Value;
@@ -29,6 +30,8 @@ pub(crate) enum Kind {
     Real(Reals),
     /// A list of finite numbers of at least `least` entries.
     List { each: Reals, least: usize, ascending: bool },
+    /// A list of different whole numbers, at least one.
+    Ordinals,
     /// Addresses by job.
     Jobs,
 }
@@ -49,6 +52,13 @@ impl Kind {
                     value.as_array()?.iter().map(|v| real(v, each)).collect::<Option<_>>()?;
                 let ordered = !ascending || numbers.is_sorted_by(|a, b| a < b);
                 return (ordered && numbers.len() >= least).then(|| numbers.into());
+            }
+            Self::Ordinals => {
+                let ordinal = |v: &Value| v.as_u64().filter(|n| *n <= u64::from(u16::MAX));
+                let numbers: Vec<u64> =
+                    value.as_array()?.iter().map(ordinal).collect::<Option<_>>()?;
+                let different = numbers.iter().collect::<BTreeSet<_>>().len() == numbers.len();
+                return (different && !numbers.is_empty()).then(|| numbers.into());
             }
             Self::Jobs => {
                 let spec: ClusterSpec = serde_json::from_value(value.clone()).ok()?;
@@ -71,6 +81,7 @@ impl Kind {
                 let order = if ascending { "ascending " } else { "" };
                 format!("a list of {order}numbers, each {}", range_text(each))
             }
+            Self::Ordinals => "a list of different whole numbers".into(),
             Self::Jobs => "jobs with lists of addresses".into(),
         }
     }
@@ -118,6 +129,15 @@ mod tests {
         assert_eq!(list.check(&json!([1, 2.5])), Some(json!([1.0, 2.5])));
         for bad in [json!([]), json!([2, 2]), json!([2, 1]), json!(["1"]), json!(1)] {
             assert_eq!(list.check(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ordinals_are_whole_and_differ() {
+        assert_eq!(Kind::Ordinals.check(&json!([2, 0])), Some(json!([2, 0])));
+        for bad in [json!([]), json!([1, 1]), json!([-1]), json!([0.5]), json!([99_999]), json!(0)]
+        {
+            assert_eq!(Kind::Ordinals.check(&bad), None, "{bad}");
         }
     }
 

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct TowersConfig {
     /// Kind and number.
     pub devices: TowerDevices,
+    /// Which GPUs, by their numbers among the visible ones, a tower on each in this order; `None` = the first ones.
+    pub gpu_indices: Option<Vec<u32>>,
     /// Micro-batches each tower averages per step, at least 1.
     pub accumulate: usize,
     /// CPU threads of all towers together; `None` = all cores.
@@ -26,6 +28,15 @@ pub enum TowerDevices {
 }
 
 impl TowersConfig {
+    /// The GPUs of the towers, by their numbers among the visible ones; none for CPU towers.
+    pub fn gpus(&self) -> Vec<u32> {
+        match (&self.devices, &self.gpu_indices) {
+            (TowerDevices::Cpus(_), _) => Vec::new(),
+            (TowerDevices::Gpus(_), Some(indices)) => indices.clone(),
+            (TowerDevices::Gpus(count), None) => (0..*count as u32).collect(),
+        }
+    }
+
     /// The number of towers, at least 1.
     pub fn count(&self) -> usize {
         match self.devices {
@@ -36,7 +47,13 @@ impl TowersConfig {
 
 impl Default for TowersConfig {
     fn default() -> Self {
-        Self { devices: TowerDevices::Cpus(1), accumulate: 1, threads: None, asynchronous: false }
+        Self {
+            devices: TowerDevices::Cpus(1),
+            gpu_indices: None,
+            accumulate: 1,
+            threads: None,
+            asynchronous: false,
+        }
     }
 }
 
@@ -48,6 +65,8 @@ struct Fields {
     gpus: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cpus: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu_indices: Option<Vec<u32>>,
     #[serde(default = "default_accumulate")]
     accumulate: usize,
     #[serde(default)]
@@ -70,8 +89,8 @@ impl TryFrom<Fields> for TowersConfig {
             (None, None) => Self::default().devices,
             (Some(_), Some(_)) => return Err("towers are either gpus or cpus"),
         };
-        let Fields { accumulate, threads, asynchronous, .. } = fields;
-        Ok(Self { devices, accumulate, threads, asynchronous })
+        let Fields { gpu_indices, accumulate, threads, asynchronous, .. } = fields;
+        Ok(Self { devices, gpu_indices, accumulate, threads, asynchronous })
     }
 }
 
@@ -81,7 +100,7 @@ impl From<TowersConfig> for Fields {
             TowerDevices::Gpus(count) => (Some(count), None),
             TowerDevices::Cpus(count) => (None, Some(count)),
         };
-        let TowersConfig { accumulate, threads, asynchronous, .. } = config;
-        Self { gpus, cpus, accumulate, threads, asynchronous }
+        let TowersConfig { gpu_indices, accumulate, threads, asynchronous, .. } = config;
+        Self { gpus, cpus, gpu_indices, accumulate, threads, asynchronous }
     }
 }

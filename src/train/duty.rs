@@ -149,6 +149,15 @@ pub fn duty(config: &RunConfig, place: &Place) -> Result<Duty, ClusterError> {
 }
 
 impl Duty {
+    /// Whether the task has towers of its own.
+    pub fn computes(&self) -> bool {
+        match self {
+            Duty::Variables(_) | Duty::Evaluation => false,
+            Duty::Towers(_) => true,
+            Duty::Training(training) => training.serving.is_empty(),
+        }
+    }
+
     /// In words, for the user.
     pub fn describe(&self, task: &TaskId) -> String {
         match self {

@@ -14,6 +14,7 @@ use crate::config::{
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::{ConvAlgorithm, CpuDevice};
+use crate::device::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
 use crate::reduce::{
@@ -41,8 +42,10 @@ pub struct Assembly {
     pub global_batch: usize,
     /// What one tower computes with, in words.
     pub tower_words: String,
-    /// Evaluation runs here.
+    /// Gradients meet and variables change here.
     pub host: Arc<dyn Device>,
+    /// Evaluation runs here.
+    pub evaluation: Arc<dyn Device>,
 }
 
 /// This process's part in a cluster.
@@ -100,21 +103,29 @@ pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<Loca
             reason: "this version computes in f32 only; use precision: f32".to_owned(),
         });
     }
-    if let TowerDevices::Gpus(n) = config.towers.devices {
-        bail!(DeviceError::Absent {
-            asked: format!("{n} GPU towers"),
-            reason: "this version has CPU towers only; use --num-towers".to_owned(),
-        });
-    }
-    let n_towers = config.towers.count();
-    let threads = (config.towers.threads.unwrap_or_else(cores) / n_towers).max(1);
-    let (mut devices, mut towers) = (Vec::new(), Vec::new());
-    for i in 0..n_towers {
-        let device: Arc<dyn Device> = Arc::new(cpu_device(config, i as u32, threads)?);
+    let devices = match config.towers.devices {
+        TowerDevices::Gpus(_) => gpus(config)?,
+        TowerDevices::Cpus(count) => {
+            let threads = (config.towers.threads.unwrap_or_else(cores) / count).max(1);
+            let cpu = |i| Ok(Arc::new(cpu_device(config, i as u32, threads)?) as Arc<dyn Device>);
+            (0..count).map(cpu).collect::<Result<Vec<_>>>()?
+        }
+    };
+    let mut towers = Vec::new();
+    for device in &devices {
         towers.push(Box::new(LocalTower::new(device.clone(), compiled.clone())?) as _);
-        devices.push(device);
     }
     Ok(LocalTowers { devices, towers })
+}
+
+/// The GPUs that `config` asks for.
+fn gpus(config: &RunConfig) -> Result<Vec<Arc<dyn Device>>> {
+    let precision = match config.precision {
+        Precision::Tf32 => cuda::Precision::Tf32,
+        Precision::F32 | Precision::Bf16 => cuda::Precision::F32,
+    };
+    let open = |i| Ok(Arc::new(CudaDevice::new(i, precision)?) as Arc<dyn Device>);
+    config.towers.gpus().into_iter().map(open).collect()
 }
 
 /// Micro-batches behind one update, over all workers whose gradients are in it.
@@ -158,9 +169,13 @@ pub fn assemble(
         true => local_towers(config, compiled)?,
         false => LocalTowers { devices: Vec::new(), towers: part.towers },
     };
-    let host: Arc<dyn Device> = match &devices[..] {
-        [one] => one.clone(),
+    let host: Arc<dyn Device> = match (config.towers.devices, &devices[..]) {
+        (TowerDevices::Cpus(_), [one]) => one.clone(),
         _ => Arc::new(cpu_device(config, 0, threads)?),
+    };
+    let evaluation = match config.towers.devices {
+        TowerDevices::Gpus(_) => devices.first().unwrap_or(&host).clone(),
+        TowerDevices::Cpus(_) => host.clone(),
     };
     let n_towers = towers.len();
     let names = towers.iter().map(|tower| tower.device().clone()).collect();
@@ -239,6 +254,7 @@ pub fn assemble(
         global_batch: config.data.batch_size * micro_batches_per_update(config, workers),
         tower_words,
         host,
+        evaluation,
     })
 }
 
@@ -310,7 +326,7 @@ impl Build<'_> {
         let reducer: Box<dyn GradientReducer> = match (config.reduce, link) {
             (Reduce::Nccl, _) => bail!(DeviceError::Absent {
                 asked: "reduce: nccl".to_owned(),
-                reason: "NCCL averages between GPUs, and this run has CPU towers".to_owned(),
+                reason: "this version averages in the host's memory; use reduce: cpu".to_owned(),
             }),
             (_, Some(link)) => {
                 let rows = table.rows().iter().map(|row| row.range()).collect();

@@ -38,7 +38,7 @@ fn unknown_keys_are_named_with_line_and_suggestion() {
     assert_eq!(
         file_error("towers: {zebra: 2}\n"),
         "configs/a.yaml:1: unknown key `zebra` in `towers`; \
-         known: gpus, cpus, accumulate, threads, asynchronous"
+         known: gpus, cpus, gpu_indices, accumulate, threads, asynchronous"
     );
     assert_eq!(
         file_error("train:\n  checkpoint:\n    every_sec: 2\n"),
@@ -60,7 +60,7 @@ fn unknown_choices_list_the_known_names() {
     );
     assert_eq!(
         set_error("precision=f16"),
-        "--set: unknown `precision` `f16`; did you mean `bf16`? (known: f32, bf16)"
+        "--set: unknown `precision` `f16`; did you mean `bf16`? (known: f32, tf32, bf16)"
     );
 }
 
@@ -212,6 +212,21 @@ fn contradictions_name_both_origins() {
             "reduce: nccl\n",
             "`reduce: nccl` (configs/a.yaml:1) contradicts `towers.cpus: 1` (default): \
              nccl averages between gpus only",
+        ),
+        (
+            "towers: {gpus: 2, gpu_indices: [1]}\n",
+            "`towers.gpu_indices: [1]` (configs/a.yaml:1) contradicts `towers.gpus: 2` \
+             (configs/a.yaml:1): each tower has one gpu",
+        ),
+        (
+            "towers: {cpus: 1, gpu_indices: [1]}\n",
+            "`towers.gpu_indices: [1]` (configs/a.yaml:1) contradicts `towers.cpus: 1` \
+             (configs/a.yaml:1): they are numbers of gpus",
+        ),
+        (
+            "precision: tf32\n",
+            "`precision: tf32` (configs/a.yaml:1) contradicts `towers.cpus: 1` (default): \
+             tf32 is a way of gpus to multiply",
         ),
         (
             "model: line\ndata: {name: synthetic}\n",

@@ -4,6 +4,10 @@
 
 mod fake;
 mod ops;
+mod training;
 
+#[allow(dead_code, reason = "shared with the tests of the program as its users run it")]
+#[path = "../cli/support.rs"]
+mod cli;
 #[path = "../support/mod.rs"]
 mod support;

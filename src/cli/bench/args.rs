@@ -41,6 +41,9 @@ pub(in crate::cli) struct StepBenchArgs {
     /// One JSON object at the end instead of lines
     #[arg(long)]
     pub(in crate::cli) json: bool,
+    /// GPUs, one tower each
+    #[arg(long, value_name = "N", conflicts_with = "num_towers")]
+    pub(in crate::cli) num_gpus: Option<u64>,
     /// CPU towers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(in crate::cli) num_towers: u64,

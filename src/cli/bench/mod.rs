@@ -46,7 +46,8 @@ const SYNTHETIC_EXAMPLES: usize = 10_000;
 fn step(args: &StepBenchArgs) -> Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let flags = TrainArgs {
-        num_towers: Some(args.num_towers),
+        num_gpus: args.num_gpus,
+        num_towers: args.num_gpus.is_none().then_some(args.num_towers),
         batch_size: args.batch_size,
         threads: args.threads,
         data_dir: args.data_dir.clone(),

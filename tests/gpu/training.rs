@@ -1,0 +1,185 @@
+//! The program as its users run it, with GPUs.
+
+use std::collections::BTreeMap;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tftrain::data::Batch;
+use tftrain::device::Device;
+use tftrain::device::cpu::CpuDevice;
+use tftrain::device::cuda::{CudaDevice, Precision};
+use tftrain::io::Snapshot;
+use tftrain::model::{Cifar, compile};
+use tftrain::tower::{LocalTower, Tower};
+
+use crate::cli::{Ended, Space, cluster, same};
+use crate::fake::{inside, libraries, with_libraries};
+use crate::support::wave;
+
+/// The tutorial network on pictures drawn by the program; few at a time, since the GPUs are slow.
+const NARROW: &str =
+    "cifar10 --synthetic --batch-size 2 --set data.examples=100 --summary-every 0 --log-every 1";
+
+/// Variables of the environment.
+type Env<'a> = &'a [(&'a str, &'a str)];
+
+/// Runs the program with the stand-in's GPUs; `None` where that cannot be built.
+fn run(space: &Space, args: &str, env: Env<'_>) -> Option<Ended> {
+    let mut command = space.command(args);
+    with_libraries(&mut command, libraries()?);
+    command.env("XDG_CACHE_HOME", space.path("cache"));
+    Some(command.envs(env.iter().copied()).output().unwrap().into())
+}
+
+/// What the stand-in counted.
+fn counters(space: &Space, file: &str) -> BTreeMap<String, Value> {
+    serde_json::from_str(&std::fs::read_to_string(space.path(file)).unwrap()).unwrap()
+}
+
+/// Demands all tensors close to each other, relative to the largest of each.
+#[track_caller]
+pub(crate) fn close(got: &Snapshot, expected: &Snapshot, tolerance: f32) {
+    assert_eq!(got.tensors.len(), expected.tensors.len());
+    for ((name, got), (_, expected)) in got.tensors.iter().zip(&expected.tensors) {
+        let (got, expected) = (got.as_f32().unwrap(), expected.as_f32().unwrap());
+        let scale = expected.iter().fold(1e-30f32, |m, v| m.max(v.abs()));
+        let worst = got.iter().zip(expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= tolerance * scale, "{name}: {worst} apart, its largest is {scale}");
+    }
+}
+
+#[test]
+fn gpus_learn_what_cpus_learn() {
+    const STEPS: u64 = 30;
+    let space = Space::new();
+    for n in [1u64, 2] {
+        let flags = format!("{NARROW} --max-steps {STEPS}");
+        let file = format!("count{n}.json");
+        let on_gpus = format!("{flags} --num-gpus {n} --train-dir gpus{n}");
+        let Some(ended) = run(&space, &on_gpus, &[("FAKE_CUDA_TRACE", &file)]) else { return };
+        let out = ended.code(0).out;
+        assert!(out.contains("/device:GPU:0") && out.contains("Reduce:        cpu"), "{out}");
+        space.ok(&format!("{flags} --num-towers {n} --train-dir cpus{n}"));
+        close(
+            &space.checkpoint(&format!("gpus{n}"), STEPS),
+            &space.checkpoint(&format!("cpus{n}"), STEPS),
+            1e-4,
+        );
+        let losses = |run: &str| -> Vec<f64> {
+            space.rows(run, "step").iter().map(|row| row["loss"].as_f64().unwrap()).collect()
+        };
+        let pairs = losses(&format!("gpus{n}")).into_iter().zip(losses(&format!("cpus{n}")));
+        for (got, expected) in pairs {
+            assert!((got - expected).abs() < 1e-4 * expected, "{got} {expected}");
+        }
+        // Launched one by one in the first step, recorded in the second, replayed as a whole from there on.
+        let counters = counters(&space, &file);
+        let count = |name: &str| counters.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let per_step = (count("launch") + count("library")) / 2 / n;
+        assert!(per_step <= 40, "{per_step} launches of kernels and libraries: {counters:?}");
+        assert_eq!(count("graph"), n * (STEPS - 1), "{counters:?}");
+        assert_eq!((count("capture"), count("leaked_bytes")), (n, 0), "{counters:?}");
+        // A step waits once; some more for what happens before the first.
+        assert!(count("sync") <= n * (STEPS + 5), "{counters:?}");
+        assert_eq!(count("alloc"), 3 * n, "{counters:?}");
+    }
+}
+
+/// Whatever order blocks and threads run in, and whichever GPUs towers are on, the bits are the same.
+#[test]
+fn the_order_of_threads_does_not_matter() {
+    const STEPS: u64 = 4;
+    let space = Space::new();
+    let flags = format!("{NARROW} --max-steps {STEPS} --num-gpus 2");
+    let reverse = [("FAKE_CUDA_ORDER", "reverse"), ("FAKE_CUDA_DELAY_US", "20")];
+    let ways: [(&str, &str, Env<'_>); 4] = [
+        ("forward", "", &[]),
+        ("reverse", "", &reverse),
+        ("swapped", "--gpu-indices 1,0", &[]),
+        ("observed", "--set train.summary_every=1", &[]),
+    ];
+    for (name, more, env) in ways {
+        let Some(ended) = run(&space, &format!("{flags} {more} --train-dir {name}"), env) else {
+            return;
+        };
+        ended.code(0);
+        same(&space.checkpoint("forward", STEPS), &space.checkpoint(name, STEPS));
+    }
+    // The update is the GPUs' own, and rounds otherwise.
+    let replicated = format!("{flags} --variables replicated --train-dir replicated");
+    run(&space, &replicated, &[]).unwrap().code(0);
+    close(&space.checkpoint("replicated", STEPS), &space.checkpoint("forward", STEPS), 1e-4);
+}
+
+/// A tower on a GPU beside one on the CPU: losses, gradients, and what a summary shows.
+#[test]
+fn a_tower_computes_what_a_cpu_tower_does() {
+    inside("training::a_tower_computes_what_a_cpu_tower_does", &[], || {
+        const BATCH: usize = 2;
+        let compiled = Arc::new(compile(&Cifar { classes: 10 }, BATCH).unwrap());
+        let table = compiled.table();
+        let batch = Batch { features: wave(BATCH * 24 * 24 * 3, 100, 1.0), labels: vec![3.0, 7.0] };
+        let host = CpuDevice::new(0, 1).unwrap();
+        let outcome = |device: Arc<dyn Device>, on_device: bool| {
+            let memory: &dyn Device = if on_device { &*device } else { &host };
+            let mut variables = memory.alloc(table.slab_len()).unwrap();
+            for (i, row) in table.rows().iter().enumerate() {
+                let values = wave(row.shape.elements(), i as u64, 0.05);
+                variables.write(row.range(), &values).unwrap();
+            }
+            let mut gradients = memory.alloc(table.slab_len()).unwrap();
+            let mut tower = LocalTower::new(device.clone(), compiled.clone()).unwrap();
+            let (mut losses, mut told) = (vec![0.0; 4], vec![0; table.slab_len()]);
+            let mut done = |range: std::ops::Range<usize>, _: &[f32]| {
+                told[range].iter_mut().for_each(|n| *n += 1);
+            };
+            tower
+                .gradients(&variables, &batch, true, &mut gradients, &mut losses, &mut done)
+                .unwrap();
+            for row in table.rows().iter().filter(|_| !on_device) {
+                assert!(told[row.range()].iter().all(|n| *n == 1), "{}", row.name);
+            }
+            let mut values = vec![0.0; table.slab_len()];
+            gradients.read(0..values.len(), &mut values).unwrap();
+            let mut all = vec![("losses".to_owned(), losses)];
+            for row in table.rows() {
+                all.push((format!("{}/gradients", row.name), values[row.range()].to_vec()));
+            }
+            all.extend(tower.activations().unwrap());
+            all
+        };
+        let expected = outcome(Arc::new(CpuDevice::new(0, 1).unwrap()), false);
+        for on_device in [false, true] {
+            let gpu = Arc::new(CudaDevice::new(1, Precision::F32).unwrap());
+            let got = outcome(gpu, on_device);
+            assert_eq!(got.len(), expected.len());
+            for ((name, got), (_, expected)) in got.iter().zip(&expected) {
+                super::ops::assert_close(name, got, expected, 2e-5);
+            }
+        }
+    });
+}
+
+/// Workers with a GPU each beside a parameter server, which opens none: the bits of two GPUs in one process.
+#[test]
+fn a_parameter_server_opens_no_gpu() {
+    const STEPS: u64 = 4;
+    let space = Space::new();
+    cluster(&space, "cluster.yaml", 1, 2, "  mode: ps-sync\n");
+    let flags = NARROW.strip_prefix("cifar10 ").unwrap();
+    let flags = format!("{flags} --max-steps {STEPS}");
+    let local = format!("cifar10 {flags} --num-gpus 2 --train-dir local");
+    let Some(ended) = run(&space, &local, &[]) else { return };
+    ended.code(0);
+    let launched = format!(
+        "launch --config cluster.yaml -- {flags} --num-gpus 1 --set model=cifar10 --train-dir workers"
+    );
+    run(&space, &launched, &[("FAKE_CUDA_TRACE", "count-%p.json")]).unwrap().code(0);
+    same(&space.checkpoint("local", STEPS), &space.checkpoint("workers", STEPS));
+    let entries = std::fs::read_dir(space.path("")).unwrap();
+    let traces = entries.filter(|entry| {
+        entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("count-")
+    });
+    assert_eq!(traces.count(), 2);
+}
