@@ -4,10 +4,15 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use tftrain::device::Slab;
+use tftrain::device::cpu::bf16::{self, Unit};
 use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
 use tftrain::device::cpu::norm::{lrn, lrn_grad};
-use tftrain::device::cpu::{Ctx, Epilogue, Isa, elementwise, pool, reduce, update, winograd};
+use tftrain::device::cpu::unpool::OutputGrad;
+use tftrain::device::cpu::{
+    CpuDevice, Ctx, Epilogue, Isa, elementwise, pool, reduce, update, winograd,
+};
 use tftrain::graph::{LrnParams, Padding, Window};
 use tftrain::util::clock::{Clock, SystemClock};
 use tftrain::util::rng::{Purpose, Stream};
@@ -19,30 +24,9 @@ fn random(len: usize, index: u64) -> Vec<f32> {
     (0..len).map(|_| stream.range(-1.0, 1.0)).collect()
 }
 
-/// Fused multiply-adds in registers only: GFLOP/s of one thread.
-fn peak(clock: &SystemClock) -> f64 {
-    const ROUNDS: usize = 2_000_000;
-    let start = clock.monotonic();
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("fma") {
-        // SAFETY: FMA was detected.
-        black_box(unsafe { fma_chain(ROUNDS) });
-    }
-    (ROUNDS * 12 * 8 * 2) as f64 / (clock.monotonic() - start).as_secs_f64() / 1e9
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn fma_chain(rounds: usize) -> f32 {
-    use std::arch::x86_64::{_mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps};
-    let mut acc = [_mm256_set1_ps(black_box(0.5)); 12];
-    let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(0.001)));
-    for _ in 0..rounds {
-        for v in &mut acc {
-            *v = _mm256_fmadd_ps(*v, a, b);
-        }
-    }
-    acc.into_iter().map(|v| _mm256_cvtss_f32(v)).sum()
+/// As a program's: its rows begin at cache lines.
+fn memory(len: usize) -> Slab {
+    Slab::host(len).expect("there is memory for a few kernels")
 }
 
 struct Bench {
@@ -64,66 +48,89 @@ impl Bench {
         }
         let time = times.into_iter().fold(f64::INFINITY, f64::min);
         let rate = flops / time / 1e9;
-        let share = 100.0 * rate / (self.peak * self.ctx.threads as f64);
+        let share = 100.0 * rate / self.peak;
         println!("  {name:28} {:8.3} ms {rate:8.1} GFLOP/s {share:5.0} %", time * 1e3);
     }
 
-    fn conv(&self, name: &str, extent: usize, ins: usize, outs: usize, input_gradient: bool) {
-        let window = Window::new([extent; 2], [5; 2], [1; 2], Padding::Same).expect("it fits");
+    fn conv(&self, name: &str, extent: usize, kernel: usize, ins: usize, outs: usize) {
+        let window = Window::new([extent; 2], [kernel; 2], [1; 2], Padding::Same).expect("it fits");
         let conv = Conv { n: BATCH, in_channels: ins, out_channels: outs, window };
         let (x, dy) =
             (random(BATCH * extent * extent * ins, 1), random(BATCH * extent * extent * outs, 2));
-        let (w, bias) = (random(25 * ins * outs, 3), random(outs, 4));
+        let (w, bias) = (random(kernel * kernel * ins * outs, 3), random(outs, 4));
         let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
-        let flops = (2 * 25 * ins * outs * BATCH * extent * extent) as f64;
+        let flops = (2 * w.len() * BATCH * extent * extent) as f64;
         let ctx = self.ctx;
-        let size = [conv::forward_scratch, conv::input_grad_scratch, conv::filter_grad_scratch];
-        let tiled = [
-            winograd::forward_scratch,
-            winograd::input_grad_scratch,
-            winograd::filter_grad_scratch,
+        let grad = OutputGrad::Dense(&dy);
+        let needs = [
+            conv::forward_scratch(ctx, &conv),
+            conv::input_grad_scratch(ctx, &conv),
+            conv::filter_grad_scratch(ctx, &conv, &grad),
+            winograd::forward_scratch(ctx, &conv),
+            winograd::input_grad_scratch(ctx, &conv),
+            winograd::filter_grad_scratch(ctx, &conv),
+            bf16::conv::forward_scratch(ctx, &conv),
+            bf16::conv::input_grad_scratch(ctx, &conv),
+            bf16::conv::filter_grad_scratch(&conv, &grad),
         ];
-        let most = size.iter().chain(&tiled).map(|size| size(ctx, &conv)).max();
-        let mut scratch = vec![0.0; most.unwrap_or(0)];
+        let mut scratch = memory(needs.into_iter().max().unwrap_or(0));
+        let scratch = scratch.as_host_mut().unwrap_or_default();
         let epilogue = Epilogue::BiasRelu(&bias);
         self.run(&format!("{name} forward + relu"), flops, || {
-            conv::forward(ctx, &conv, &x, &w, epilogue, &mut y, &mut scratch);
+            conv::forward(ctx, &conv, &x, &w, epilogue, &mut y, scratch);
         });
-        self.run(&format!("{name} Winograd"), flops, || {
-            winograd::forward(ctx, &conv, &x, &w, epilogue, &mut y, &mut scratch);
+        self.run(&format!("{name} input gradient"), flops, || {
+            conv::input_grad(ctx, &conv, &dy, &w, &mut dx, scratch);
         });
-        if input_gradient {
-            self.run(&format!("{name} input gradient"), flops, || {
-                conv::input_grad(ctx, &conv, &dy, &w, &mut dx, &mut scratch);
-            });
-            self.run(&format!("{name} Winograd"), flops, || {
-                winograd::input_grad(ctx, &conv, &dy, &w, &mut dx, &mut scratch);
-            });
-        }
         self.run(&format!("{name} filter gradient"), flops, || {
-            conv::filter_grad(ctx, &conv, &x, &dy, &mut dw, &mut scratch);
+            conv::filter_grad(ctx, &conv, &x, grad, &mut dw, scratch);
         });
-        self.run(&format!("{name} Winograd"), flops, || {
-            winograd::filter_grad(ctx, &conv, &x, &dy, &mut dw, &mut scratch);
+        self.run("  Winograd forward + relu", flops, || {
+            winograd::forward(ctx, &conv, &x, &w, epilogue, &mut y, scratch);
+        });
+        self.run("  Winograd input gradient", flops, || {
+            winograd::input_grad(ctx, &conv, &dy, &w, &mut dx, scratch);
+        });
+        self.run("  Winograd filter gradient", flops, || {
+            winograd::filter_grad(ctx, &conv, &x, &dy, &mut dw, scratch);
+        });
+        let unit = Unit::detect();
+        self.run(&format!("  {unit} forward + relu"), flops, || {
+            bf16::conv::forward(ctx, unit, &conv, &x, &w, epilogue, &mut y, scratch);
+        });
+        self.run(&format!("  {unit} input gradient"), flops, || {
+            bf16::conv::input_grad(ctx, unit, &conv, &dy, &w, &mut dx, scratch);
+        });
+        self.run(&format!("  {unit} filter gradient"), flops, || {
+            bf16::conv::filter_grad(ctx, unit, &conv, &x, grad, &mut dw, scratch);
         });
     }
 
     fn matmul(&self, name: &str, p: Matmul) {
         let (a, b, bias) = (random(p.m * p.k, 1), random(p.k * p.n, 2), random(p.n, 3));
         let mut out = vec![0.0; p.m * p.n];
-        let mut scratch = vec![0.0; matmul_scratch(self.ctx, &p)];
+        let unit = Unit::detect();
+        let needs = [matmul_scratch(self.ctx, &p), bf16::gemm::matmul_scratch(self.ctx, &p)];
+        let mut scratch = memory(needs[0].max(needs[1]));
+        let scratch = scratch.as_host_mut().unwrap_or_default();
         let epilogue =
             if p.trans_a || p.trans_b { Epilogue::None } else { Epilogue::BiasRelu(&bias) };
         self.run(name, (2 * p.m * p.k * p.n) as f64, || {
-            matmul(self.ctx, &p, &a, &b, epilogue, &mut out, &mut scratch);
+            matmul(self.ctx, &p, &a, &b, epilogue, &mut out, scratch);
+        });
+        self.run(&format!("  {unit}"), (2 * p.m * p.k * p.n) as f64, || {
+            bf16::gemm::matmul(self.ctx, unit, &p, &a, &b, epilogue, &mut out, scratch);
         });
     }
 
     fn all(&self) {
         let ctx = self.ctx;
-        println!("{}, {} threads", ctx.isa, ctx.threads);
-        self.conv("conv1", 24, 3, 64, false);
-        self.conv("conv2", 12, 64, 64, true);
+        println!("{}, {} threads, peak {:.0} GFLOP/s in f32", ctx.isa, ctx.threads, self.peak);
+        self.conv("conv1", 24, 5, 3, 64);
+        self.conv("conv2", 12, 5, 64, 64);
+        for (extent, channels) in [(32, 16), (16, 32), (8, 64)] {
+            self.conv(&format!("3x3, {channels} to {channels}"), extent, 3, channels, channels);
+        }
         let (n, c) = (BATCH, 64);
         let x = random(n * 24 * 24 * c, 5);
         let mut wide = vec![0.0; x.len()];
@@ -132,13 +139,13 @@ impl Bench {
         let dy = random(y.len(), 6);
         self.run("pool1", (9 * y.len()) as f64, || pool::max_pool(ctx, &w, n, c, &x, &mut y));
         self.run("pool1 gradient", (9 * y.len()) as f64, || {
-            pool::max_pool_grad(ctx, &w, n, c, &x, &y, &dy, &mut wide);
+            pool::max_pool_grad(ctx, &w, n, c, false, &x, &y, &dy, &mut wide);
         });
         let p = LrnParams { radius: 4, bias: 1.0, alpha: 0.001 / 9.0, beta: 0.75 };
         self.run("lrn1 (12 x 12)", 15.0 * dy.len() as f64, || lrn(ctx, &p, c, &dy, &mut y));
         let mut dx = vec![0.0; y.len()];
         self.run("lrn1 gradient (12 x 12)", 30.0 * dy.len() as f64, || {
-            lrn_grad(ctx, &p, c, &dy, &y, &mut dx);
+            lrn_grad(ctx, &p, c, false, &dy, &y, &mut dx);
         });
         self.run("relu gradient (24 x 24)", x.len() as f64, || {
             elementwise::relu_grad(ctx, &x, &x, &mut wide);
@@ -147,7 +154,6 @@ impl Bench {
         self.run("bias gradient (24 x 24)", x.len() as f64, || {
             reduce::column_sums(ctx, c, &x, &mut bias, &mut scratch);
         });
-        self.conv("conv2", 12, 64, 64, true);
         let p = Matmul { m: BATCH, k: 2304, n: 384, trans_a: false, trans_b: false };
         self.matmul("fc1 forward + relu", p);
         self.matmul(
@@ -167,19 +173,18 @@ impl Bench {
     }
 }
 
-fn main() -> Result<(), rayon::ThreadPoolBuildError> {
-    let clock = SystemClock::default();
-    let peak = (0..10).map(|_| peak(&clock)).fold(0.0, f64::max);
-    println!("peak of one thread: {peak:.0} GFLOP/s");
-    // `cargo run --release --example bench -- AVX-512 1`
-    let only: Vec<String> = std::env::args().skip(1).collect();
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // `cargo bench --bench kernels -- AVX-512 1`
+    let only: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     for isa in Isa::available().into_iter().rev().filter(|isa| *isa != Isa::Portable) {
         for threads in [1, 2] {
             if !only.iter().all(|o| *o == isa.to_string() || *o == threads.to_string()) {
                 continue;
             }
+            let clock = SystemClock::default();
+            let peak = CpuDevice::with_isa(0, threads, isa)?.peaks(&clock).gflops;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-            let bench = Bench { clock: SystemClock::default(), ctx: Ctx { isa, threads }, peak };
+            let bench = Bench { clock, ctx: Ctx { isa, threads }, peak };
             pool.install(|| bench.all());
         }
     }

@@ -59,7 +59,7 @@ pub struct LocalTower {
 impl LocalTower {
     /// Loads the model's training program.
     pub fn new(device: Arc<dyn Device>, compiled: Arc<Compiled>) -> Result<Self, DeviceError> {
-        let train = device.load(compiled.train())?;
+        let train = device.load(compiled.train(device.fusions()))?;
         Ok(Self { train, observe: None, device, compiled })
     }
 }
@@ -83,7 +83,7 @@ impl Tower for LocalTower {
         done: Done<'_>,
     ) -> Result<(), TowerError> {
         if observe && self.observe.is_none() {
-            self.observe = Some(self.device.load(self.compiled.observe())?);
+            self.observe = Some(self.device.load(self.compiled.observe(self.device.fusions()))?);
         }
         let program = match &mut self.observe {
             Some(program) if observe => program,

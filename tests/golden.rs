@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 
 use support::{assert_digest, golden, numbers, wave};
-use tftrain::config::{LearningRateConfig, RunConfig};
+use tftrain::config::{Convolution, LearningRateConfig, RunConfig};
 use tftrain::data::{Batch, Source};
 use tftrain::device::Device;
 use tftrain::device::cpu::CpuDevice;
@@ -131,6 +131,9 @@ fn first_step_has_tensorflows_activations_and_gradients() {
 fn trainer(compiled: &Arc<Compiled>) -> Trainer {
     let mut config = RunConfig::recipe("cifar10").unwrap();
     config.data.batch_size = BATCH;
+    // Among the maxima of twenty steps are some with a runner-up as near as rounding; where another way to convolve takes that one,
+    // single gradients move by 1e-3. This one does not: it stays within 1e-5.
+    config.conv = Convolution::Direct;
     config.optimizer.learning_rate =
         LearningRateConfig::Constant { initial: 0.01, warmup_epochs: 0.0 };
     let source: Arc<dyn Source> = Arc::new(Waves::new());

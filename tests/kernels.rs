@@ -13,6 +13,7 @@ use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::depthwise::{self, Depthwise};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
 use tftrain::device::cpu::norm::{self, BatchNorm};
+use tftrain::device::cpu::unpool::{OutputGrad, Unpool, max_pool_winners, winners_len};
 use tftrain::device::cpu::{
     Ctx, Epilogue, Isa, elementwise, pool, reduce, softmax, update, winograd,
 };
@@ -105,7 +106,13 @@ const DIRECT: Way = Way {
     name: "direct",
     forward: (conv::forward, conv::forward_scratch, 1e-5),
     input_grad: (conv::input_grad, conv::input_grad_scratch, 1e-5),
-    filter_grad: (conv::filter_grad, conv::filter_grad_scratch, 1e-5),
+    filter_grad: (
+        |ctx, conv, x, dy, dw, scratch| {
+            conv::filter_grad(ctx, conv, x, OutputGrad::Dense(dy), dw, scratch);
+        },
+        |ctx, conv| conv::filter_grad_scratch(ctx, conv, &OutputGrad::Dense(&[])),
+        1e-5,
+    ),
 };
 
 /// Over the shapes below the direct kernels err by up to 1.6e-6, in the filter gradient 2.0e-6; these by 6.8e-6 and 2.4e-5,
@@ -281,7 +288,39 @@ fn pools_of_maxima() {
         let y: Vec<f32> = expected.iter().map(|v| *v as f32).collect();
         let dx = reference::max_pool_grad(&w, n, c, &wide(&x), &wide(&dy));
         check(&format!("gradient, {w:?}"), &dx, 1e-6, |ctx, out| {
-            pool::max_pool_grad(ctx, &w, n, c, &x, &y, &dy, out);
+            pool::max_pool_grad(ctx, &w, n, c, false, &x, &y, &dy, out);
+        });
+        let cut: Vec<f32> = x.iter().map(|v| v.max(0.0)).collect();
+        let y: Vec<f32> =
+            reference::max_pool(&w, n, c, &wide(&cut)).iter().map(|v| *v as f32).collect();
+        let mut winners = vec![f32::NAN; n * winners_len(&w, c)];
+        let expected = reference::max_pool(&w, n, c, &wide(&cut));
+        check(&format!("maxima and winners, {w:?}"), &expected, 0.0, |ctx, out| {
+            let mut winners = winners.clone();
+            max_pool_winners(ctx, &w, n, c, &cut, out, &mut winners);
+        });
+        let ctx = Ctx { isa: Isa::detect(), threads: 1 };
+        max_pool_winners(ctx, &w, n, c, &cut, &mut vec![0.0; y.len()], &mut winners);
+        // A convolution of one tap and one channel, with the pool above it.
+        let window = Window::new(w.input, [1, 1], [1, 1], Padding::Valid).unwrap();
+        let conv = Conv { n, in_channels: 1, out_channels: c, window };
+        let x = random(n * w.input[0] * w.input[1], 3);
+        let naive = reference::Conv { n, ins: 1, outs: c, window };
+        let dx = reference::max_pool_grad(&w, n, c, &wide(&cut), &wide(&dy));
+        let dx: Vec<f64> =
+            dx.iter().zip(&cut).map(|(d, x)| if *x > 0.0 { *d } else { 0.0 }).collect();
+        let dw = reference::conv_filter_grad(&naive, false, &wide(&x), &dx);
+        let unpool = Unpool { window: &w, channels: c, y: &y, dy: &dy, winners: &winners };
+        check(&format!("filter gradient below a pool, {w:?}"), &dw, 1e-5, |ctx, out| {
+            let grad = OutputGrad::Pooled(unpool);
+            let mut scratch = scratch(conv::filter_grad_scratch(ctx, &conv, &grad));
+            conv::filter_grad(ctx, &conv, &x, grad, out, &mut scratch);
+        });
+        let dx = reference::max_pool_grad(&w, n, c, &wide(&cut), &wide(&dy));
+        let dx: Vec<f64> =
+            dx.iter().zip(&cut).map(|(d, x)| if *x > 0.0 { *d } else { 0.0 }).collect();
+        check(&format!("gradient through a relu, {w:?}"), &dx, 1e-6, |ctx, out| {
+            pool::max_pool_grad(ctx, &w, n, c, true, &cut, &y, &dy, out);
         });
     }
 }
@@ -340,7 +379,14 @@ fn local_response_normalisation() {
         check(&format!("{p:?}"), &y, 2e-6, |ctx, out| norm::lrn(ctx, &p, channels, &x, out));
         let dx = reference::lrn_grad(&naive, channels, &wide(&x), &wide(&dy));
         check(&format!("gradient, {p:?}"), &dx, 5e-6, |ctx, out| {
-            norm::lrn_grad(ctx, &p, channels, &x, &dy, out);
+            norm::lrn_grad(ctx, &p, channels, false, &x, &dy, out);
+        });
+        let cut: Vec<f32> = x.iter().map(|v| v.max(0.0)).collect();
+        let dx = reference::lrn_grad(&naive, channels, &wide(&cut), &wide(&dy));
+        let dx: Vec<f64> =
+            dx.iter().zip(&cut).map(|(d, x)| if *x > 0.0 { *d } else { 0.0 }).collect();
+        check(&format!("gradient through a relu, {p:?}"), &dx, 5e-6, |ctx, out| {
+            norm::lrn_grad(ctx, &p, channels, true, &cut, &dy, out);
         });
     }
 }
@@ -446,6 +492,17 @@ fn sums() {
     for (rows, columns) in [(1, 1), (5, 3), (2000, 70), (17, 10)] {
         let x = random(rows * columns, 1);
         let size = reduce::column_sums_scratch(columns);
+        let y = random(x.len(), 9);
+        let kept: Vec<f32> =
+            x.iter().zip(&y).map(|(x, y)| if *y > 0.0 { *x } else { 0.0 }).collect();
+        check(
+            "positive column sums",
+            &reference::column_sums(columns, &wide(&kept)),
+            1e-6,
+            |c, out| {
+                reduce::positive_column_sums(c, columns, &x, &y, out, &mut scratch(size));
+            },
+        );
         check("column sums", &reference::column_sums(columns, &wide(&x)), 1e-6, |c, out| {
             reduce::column_sums(c, columns, &x, out, &mut scratch(size));
         });

@@ -5,10 +5,11 @@
 
 mod support;
 
-use support::cases::{self, Case, differentiable, window};
+use support::cases::{self, Case, LRN, differentiable, window};
 use support::wave;
-use tftrain::device::cpu::{ConvAlgorithm, CpuDevice, Isa};
-use tftrain::graph::{Builder, Graph, Init, NodeId, Op, Padding, gradients};
+use tftrain::device::cpu::bf16::Unit;
+use tftrain::device::cpu::{ConvAlgorithm, CpuDevice, Isa, Precision};
+use tftrain::graph::{Builder, Fusions, Graph, Init, NodeId, Op, Padding, gradients};
 
 fn device(isa: Isa) -> CpuDevice {
     CpuDevice::with_isa(0, 2, isa).unwrap()
@@ -87,6 +88,71 @@ fn fusion_changes_nothing() {
     }
 }
 
+/// A convolution below a relu below what its gradient is fused with: the gradients' bits are those of the parts, but for the
+/// bias's below a pool, whose sum runs over fewer terms.
+#[test]
+fn fused_gradients_are_those_of_their_parts() {
+    let shapes = [vec![3, 9, 7, 5], vec![3, 3, 5, 20], vec![20]];
+    let slide = window(&shapes[0], &[3, 3], 1, Padding::Same);
+    let device = device(Isa::detect());
+    let pool = Op::MaxPool(window(&[3, 9, 7, 20], &[3, 3], 2, Padding::Same));
+    for (above, names) in
+        [(pool, &["FusedMaxPoolGrad", "FusedBiasAddGrad"][..]), (Op::Lrn(LRN), &["FusedLRNGrad"])]
+    {
+        let build = |b: &mut Builder<'_>, inputs: &[NodeId], _: NodeId| {
+            let product = b.op(Op::Conv2d(slide), &inputs[..2])?;
+            let sum = b.bias_add(product, inputs[2])?;
+            let out = b.relu(sum)?;
+            b.op(above.clone(), &[out])
+        };
+        let lower = |fusions| Case::lowered(&device, fusions, &shapes, &[], &build);
+        let (mut fused, mut apart) = (lower(Fusions::Backward), lower(Fusions::Forward));
+        let steps: Vec<&str> =
+            fused.program.program().steps.iter().map(|step| step.op.name()).collect();
+        assert!(names.iter().all(|name| steps.contains(name)), "{steps:?}");
+        assert!(!steps.contains(&"ReluGrad"), "{steps:?}");
+        assert_eq!(fused.run(), apart.run());
+        assert_eq!(fused.gradient(0), apart.gradient(0));
+        assert_eq!(fused.gradient(1), apart.gradient(1));
+        for (a, b) in fused.gradient(2).iter().zip(&apart.gradient(2)) {
+            assert!((a - b).abs() < 1e-5 * b.abs().max(1.0), "{a} {b}");
+        }
+    }
+}
+
+/// Op::Conv2dPool and Op::Conv2dPoolFilterGrad: a convolution of a fed picture of which only the maxima are used, in every way to
+/// convolve.
+#[test]
+fn a_convolution_below_a_pool_is_not_kept() {
+    let slide = window(&[3, 9, 7, 5], &[3, 3], 1, Padding::Same);
+    let pool = window(&[3, 9, 7, 21], &[3, 3], 2, Padding::Same);
+    let shapes = [vec![3, 3, 5, 21], vec![21]];
+    let picture = wave(3 * 9 * 7 * 5, 60, 1.0);
+    let build = |b: &mut Builder<'_>, inputs: &[NodeId], fed: NodeId| {
+        let x = b.op(Op::Reshape([3, 9, 7, 5].into()), &[fed])?;
+        let product = b.op(Op::Conv2d(slide), &[x, inputs[0]])?;
+        let sum = b.bias_add(product, inputs[1])?;
+        let out = b.relu(sum)?;
+        b.op(Op::MaxPool(pool), &[out])
+    };
+    let precisions = Unit::available().iter().map(|unit| Precision::Bf16(*unit));
+    for precision in [Precision::F32].into_iter().chain(precisions) {
+        for way in [ConvAlgorithm::Direct, ConvAlgorithm::Winograd] {
+            let device = device(Isa::detect()).with_conv(way).with_precision(precision);
+            let lower = |fusions| Case::lowered(&device, fusions, &shapes, &picture, &build);
+            let (mut fused, mut apart) = (lower(Fusions::Backward), lower(Fusions::Forward));
+            let steps: Vec<&str> =
+                fused.program.program().steps.iter().map(|step| step.op.name()).collect();
+            for name in ["FusedConv2DMaxPool", "FusedConv2DMaxPoolBackpropFilter"] {
+                assert!(steps.contains(&name), "{steps:?}");
+            }
+            assert!(!steps.contains(&"FusedMaxPoolGrad"), "{steps:?}");
+            assert_eq!(fused.run(), apart.run(), "{precision:?} {way:?}");
+            assert_eq!(fused.gradient(0), apart.gradient(0), "{precision:?} {way:?}");
+        }
+    }
+}
+
 /// Op::AddScaled: the sum of a gradient and a weight decay.
 #[test]
 fn scaled_sums_are_one_step() {
@@ -104,7 +170,7 @@ fn scaled_sums_are_one_step() {
 
 /// Gradient operations are reached through the forward ones above: Op::Conv2dInputGrad, Op::Conv2dFilterGrad,
 /// Op::DepthwiseConv2dInputGrad, Op::DepthwiseConv2dFilterGrad, Op::MaxPoolGrad, Op::AvgPoolGrad, Op::LrnGrad,
-/// Op::BatchNormInputGrad, Op::BatchNormScaleGrad, Op::BiasAddGrad, Op::ReluGrad, Op::SoftmaxCrossEntropyGrad,
+/// Op::BatchNormInputGrad, Op::BatchNormScaleGrad, Op::BiasAddGrad, Op::ReluGrad, Op::MaxPoolReluGrad, Op::LrnReluGrad, Op::BiasReluGrad, Op::SoftmaxCrossEntropyGrad,
 /// Op::Slice, Op::Fill; Op::Placeholder and Op::Variable are every case's inputs.
 #[test]
 fn errors_name_the_node() {

@@ -11,7 +11,7 @@ use super::output::print;
 use super::setup;
 use crate::config::{Layers, run_yaml};
 use crate::data::{Pictures, Split, load};
-use crate::graph::dump;
+use crate::graph::{Fusions, dump};
 use crate::io::{EventKind, checkpoint, read_events};
 use crate::model::compile;
 use crate::tensor::HostTensor;
@@ -160,7 +160,7 @@ fn inspect_model(path: &str, batch: usize) -> Result<u8> {
     for row in table.rows() {
         text += &format!("  {} {} from {:?}\n", row.name, row.shape, row.init);
     }
-    let train = compiled.train();
+    let train = compiled.train(Fusions::default());
     text += &format!(
         "{} steps, {} of working memory at batch {batch}\n",
         train.steps.len(),

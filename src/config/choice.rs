@@ -186,13 +186,13 @@ choice! {
 }
 
 choice! {
-    /// The number format of activations and gradients.
+    /// The number format in which products and convolutions take their operands; sums, variables and gradients are f32.
     Precision {
         /// IEEE single precision.
         F32 = "f32",
         /// As f32, but factors are rounded to 11 bits of precision on their way into a GPU's tensor cores.
         Tf32 = "tf32",
-        /// bfloat16, with f32 variables.
+        /// Operands rounded to bfloat16: by AMX or AVX-512 where the processor has it, else by f32.
         Bf16 = "bf16",
     }
 }

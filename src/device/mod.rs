@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cluster::DeviceName;
-use crate::graph::Program;
+use crate::graph::{Fusions, Program};
 use crate::optim::UpdateRule;
 use crate::util::stats;
 use crate::util::trace::Trace;
@@ -29,6 +29,10 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
     /// A slab of zeros.
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError>;
+    /// What lowering may fuse for its programs.
+    fn fusions(&self) -> Fusions {
+        Fusions::default()
+    }
     /// Binds a program to this device: memory, kernels, threads.
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError>;
     /// Makes the first of `slabs` `scale` times the sum of all, added as a fixed binary tree by index: `((0+1)+(2+3))+4`.

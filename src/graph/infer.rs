@@ -25,6 +25,17 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
             let out = conv2d(window, inputs[0], inputs[1])?;
             bias(&out, inputs[2])
         }
+        Op::Conv2dPool { window, pool } => {
+            let conv = conv2d(window, inputs[0], inputs[1])?;
+            let [n, c] = input_of(pool, &bias(&conv, inputs[2])?)?;
+            Ok([n, pool.output[0], pool.output[1], c].into())
+        }
+        Op::Conv2dPoolFilterGrad { window, pool } => {
+            same(inputs[2], inputs[3])?;
+            let ([n, ci], [m, co]) = (input_of(window, inputs[0])?, output_of(pool, inputs[3])?);
+            equal("batch of x", n, "of dy", m)?;
+            Ok([window.kernel[0], window.kernel[1], ci, co].into())
+        }
         Op::Conv2dInputGrad(window) => {
             let [n, c] = output_of(window, inputs[0])?;
             let [_, _, ci, co] = filter_of(window, inputs[1])?;
@@ -58,7 +69,7 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
             let [n, c] = input_of(window, inputs[0])?;
             Ok([n, window.output[0], window.output[1], c].into())
         }
-        Op::MaxPoolGrad(window) => {
+        Op::MaxPoolGrad(window) | Op::MaxPoolReluGrad(window) => {
             let [n, c] = input_of(window, inputs[0])?;
             same(inputs[1], inputs[2])?;
             let [m, d] = output_of(window, inputs[2])?;
@@ -71,9 +82,12 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
             Ok([n, window.input[0], window.input[1], c].into())
         }
         Op::Lrn(_) | Op::Relu | Op::Scale(_) | Op::Square => Ok(inputs[0].clone()),
-        Op::LrnGrad(_) | Op::ReluGrad | Op::Add | Op::Sub | Op::AddScaled(_) => {
-            same(inputs[0], inputs[1])
-        }
+        Op::LrnGrad(_)
+        | Op::LrnReluGrad(_)
+        | Op::ReluGrad
+        | Op::Add
+        | Op::Sub
+        | Op::AddScaled(_) => same(inputs[0], inputs[1]),
         Op::Mul if inputs[1].elements() == 1 => Ok(inputs[0].clone()),
         Op::Mul => same(inputs[0], inputs[1]),
         Op::BatchNorm { .. } => {
@@ -91,6 +105,7 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
         Op::BiasAdd => bias(inputs[0], inputs[1]),
         Op::BiasAddGrad if inputs[0].is_empty() => Err("needs at least one dimension".to_owned()),
         Op::BiasAddGrad => Ok([inputs[0].last_dim()].into()),
+        Op::BiasReluGrad => Ok([same(inputs[0], inputs[1])?.last_dim()].into()),
         Op::SoftmaxCrossEntropy => rows(inputs[0], inputs[1]),
         Op::SoftmaxCrossEntropyGrad => {
             rows(inputs[1], inputs[0])?;
@@ -151,6 +166,8 @@ fn arity(op: &Op) -> usize {
         | Op::DepthwiseConv2dInputGrad(_)
         | Op::DepthwiseConv2dFilterGrad(_)
         | Op::LrnGrad(_)
+        | Op::LrnReluGrad(_)
+        | Op::BiasReluGrad
         | Op::BatchNormScaleGrad { .. }
         | Op::BiasAdd
         | Op::ReluGrad
@@ -161,11 +178,14 @@ fn arity(op: &Op) -> usize {
         | Op::Concat
         | Op::AddScaled(_) => 2,
         Op::MaxPoolGrad(_)
+        | Op::MaxPoolReluGrad(_)
         | Op::BatchNorm { .. }
         | Op::BatchNormInputGrad { .. }
         | Op::SoftmaxCrossEntropyGrad
         | Op::Conv2dBias { .. }
+        | Op::Conv2dPool { .. }
         | Op::MatMulBias { .. } => 3,
+        Op::Conv2dPoolFilterGrad { .. } => 4,
     }
 }
 

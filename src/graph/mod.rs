@@ -17,6 +17,7 @@ mod vars;
 mod window;
 
 pub use builder::Builder;
+pub use fuse::Fusions;
 pub use grad::gradients;
 pub use infer::infer;
 pub(crate) use memory::{Buffer, plan};

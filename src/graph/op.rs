@@ -131,6 +131,31 @@ pub enum Op {
     },
     /// Made by lowering only. `[a, x]`: `a + factor * x`.
     AddScaled(f32),
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x, y, dy]`: gradient of a maximum over the output `x` of
+    /// a relu, through that relu.
+    MaxPoolReluGrad(Window),
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x, dy]`: gradient of a normalisation of the output `x` of
+    /// a relu, through that relu.
+    LrnReluGrad(LrnParams),
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x, filter, bias]`: the maxima of a convolution with bias
+    /// and relu, whose values are not kept. [`Step::winners`](super::Step) is where it notes who won.
+    Conv2dPool {
+        /// As in [`Op::Conv2d`].
+        window: Window,
+        /// As in [`Op::MaxPool`].
+        pool: Window,
+    },
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x, winners, y, dy]`: gradient by the filter of
+    /// [`Op::Conv2dPool`], whose output is `y`. The winners have the shape of the convolution that they stand for.
+    Conv2dPoolFilterGrad {
+        /// As in [`Op::Conv2d`].
+        window: Window,
+        /// As in [`Op::MaxPool`].
+        pool: Window,
+    },
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[dy, y]`: the sum over all rows of `dy` where `y` is
+    /// positive.
+    BiasReluGrad,
 }
 
 impl Op {
@@ -177,6 +202,11 @@ impl Op {
             Op::Conv2dBias { .. } => "FusedConv2D",
             Op::MatMulBias { .. } => "FusedMatMul",
             Op::AddScaled(_) => "AddScaled",
+            Op::MaxPoolReluGrad(_) => "FusedMaxPoolGrad",
+            Op::LrnReluGrad(_) => "FusedLRNGrad",
+            Op::Conv2dPool { .. } => "FusedConv2DMaxPool",
+            Op::Conv2dPoolFilterGrad { .. } => "FusedConv2DMaxPoolBackpropFilter",
+            Op::BiasReluGrad => "FusedBiasAddGrad",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fuse::{Plan, fuse};
+use super::fuse::{Fusions, Plan, fuse};
 use super::memory::{Buffer, plan};
 use super::{Graph, NodeId, Op, VarTable};
 use crate::tensor::Shape;
@@ -44,6 +44,8 @@ pub struct Step {
     pub output: View,
     /// Extents of the output.
     pub shape: Shape,
+    /// Where [`Op::Conv2dPool`] notes, a byte each, which tap of its window each maximum was; apart from all else.
+    pub winners: Option<View>,
 }
 
 /// A value to be read after a run.
@@ -74,8 +76,13 @@ pub struct Program {
 
 impl Program {
     /// Lowers what `fetches` and `gradients` need. `gradients` is empty, or has one node per row of the table;
-    /// each is computed in place in the slab of gradients.
-    pub fn lower(graph: &Graph, fetches: &[NodeId], gradients: &[NodeId]) -> Program {
+    /// each is computed in place in the slab of gradients. `fusions` are those that the device has kernels for.
+    pub fn lower(
+        graph: &Graph,
+        fetches: &[NodeId],
+        gradients: &[NodeId],
+        fusions: Fusions,
+    ) -> Program {
         assert!(gradients.is_empty() || gradients.len() == graph.table().rows().len());
         let n = graph.nodes().len();
         let mut kept = vec![false; n];
@@ -94,7 +101,7 @@ impl Program {
             .nodes()
             .map(|(id, node)| needed[id.0].then(|| (node.op.clone(), node.inputs.clone())))
             .collect();
-        fuse(graph, &mut fused, &uses, &kept);
+        let pools = fuse(graph, &mut fused, uses, &kept, fusions);
 
         // A gradient is computed in place where its node is a fresh result that no other row claims.
         let mut home: Vec<Option<View>> = vec![None; n];
@@ -142,7 +149,7 @@ impl Program {
         for id in fetches.iter().chain(copies.iter().map(|(id, _)| id)) {
             last[root[id.0].0] = order.len();
         }
-        let temporaries: Vec<(NodeId, Buffer)> = order
+        let mut temporaries: Vec<(NodeId, Buffer)> = order
             .iter()
             .enumerate()
             .filter(|(_, id)| home[id.0].is_none())
@@ -151,6 +158,15 @@ impl Program {
                 (id, Buffer { len, first, last: last[id.0] })
             })
             .collect();
+        for (position, id) in order.iter().enumerate() {
+            if let Some((_, winners)) = pools.iter().find(|(pool, _)| pool == id) {
+                let shape = &graph.node(*id).shape;
+                let len =
+                    shape[0] * (shape.elements() / shape[0].max(1)).div_ceil(size_of::<f32>());
+                let last = last[winners.0];
+                temporaries.push((*winners, Buffer { len, first: position, last }));
+            }
+        }
         let (offsets, arena) = plan(&temporaries.iter().map(|(_, b)| *b).collect::<Vec<_>>());
         for ((id, buffer), offset) in temporaries.iter().zip(offsets) {
             home[id.0] = Some(View { place: Place::Arena, offset, len: buffer.len });
@@ -165,7 +181,8 @@ impl Program {
                 let node = graph.node(id);
                 let inputs = inputs.iter().map(operand).collect();
                 let (name, shape) = (node.name.clone(), node.shape.clone());
-                Step { name, op, inputs, output: view(id), shape }
+                let winners = pools.iter().find(|(pool, _)| *pool == id).map(|(_, id)| view(*id));
+                Step { name, op, inputs, output: view(id), shape, winners }
             })
             .collect();
         steps.extend(copies.into_iter().map(|(id, slot)| Step {
@@ -174,6 +191,7 @@ impl Program {
             inputs: vec![operand(&id)],
             output: slot,
             shape: graph.node(id).shape.clone(),
+            winners: None,
         }));
         Program {
             steps,

@@ -7,7 +7,7 @@ mod line;
 pub use cifar::Cifar;
 pub use line::Line;
 
-use crate::graph::{Builder, Graph, GraphError, NodeId, Program, VarTable, gradients};
+use crate::graph::{Builder, Fusions, Graph, GraphError, NodeId, Program, VarTable, gradients};
 use crate::tensor::Shape;
 
 /// What a model hands back after it has appended its nodes.
@@ -84,21 +84,21 @@ impl Compiled {
         self.heads.activations.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Forward and backward; fetches the losses.
-    pub fn train(&self) -> Program {
-        Program::lower(&self.graph, &self.losses(), &self.gradients)
+    /// Forward and backward; fetches the losses. `fusions` are the device's.
+    pub fn train(&self, fusions: Fusions) -> Program {
+        Program::lower(&self.graph, &self.losses(), &self.gradients, fusions)
     }
 
     /// As [`Compiled::train`], and also keeps the activations to be fetched. Computes the same bits.
-    pub fn observe(&self) -> Program {
+    pub fn observe(&self, fusions: Fusions) -> Program {
         let mut fetches = self.losses();
         fetches.extend(self.heads.activations.iter().map(|(_, node)| node));
-        Program::lower(&self.graph, &fetches, &self.gradients)
+        Program::lower(&self.graph, &fetches, &self.gradients, fusions)
     }
 
     /// Forward only; fetches the predictions.
     pub fn predict(&self) -> Program {
-        Program::lower(&self.graph, &[self.heads.predictions], &[])
+        Program::lower(&self.graph, &[self.heads.predictions], &[], Fusions::Forward)
     }
 
     fn losses(&self) -> Vec<NodeId> {

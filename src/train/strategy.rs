@@ -13,7 +13,8 @@ use crate::config::{
     VariablePlacement, Wire as WireConfig,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
-use crate::device::cpu::{ConvAlgorithm, CpuDevice};
+use crate::device::cpu::bf16::Unit;
+use crate::device::cpu::{self, ConvAlgorithm, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
@@ -92,17 +93,16 @@ pub fn cpu_device(config: &RunConfig, ordinal: u32, threads: usize) -> Result<Cp
         Convolution::Direct => ConvAlgorithm::Direct,
         Convolution::Winograd => ConvAlgorithm::Winograd,
     };
-    Ok(CpuDevice::new(ordinal, threads)?.with_conv(conv))
+    let precision = match config.precision {
+        // Evaluation and sums on the host, where GPUs compute in tf32.
+        Precision::F32 | Precision::Tf32 => cpu::Precision::F32,
+        Precision::Bf16 => cpu::Precision::Bf16(Unit::detect()),
+    };
+    Ok(CpuDevice::new(ordinal, threads)?.with_conv(conv).with_precision(precision))
 }
 
 /// The towers that `config` asks for.
 pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<LocalTowers> {
-    if config.precision == Precision::Bf16 {
-        bail!(DeviceError::Absent {
-            asked: "precision: bf16".to_owned(),
-            reason: "this version computes in f32 only; use precision: f32".to_owned(),
-        });
-    }
     let devices = match config.towers.devices {
         TowerDevices::Gpus(_) => gpus(config)?,
         TowerDevices::Cpus(count) => {
@@ -122,7 +122,11 @@ pub fn local_towers(config: &RunConfig, compiled: &Arc<Compiled>) -> Result<Loca
 fn gpus(config: &RunConfig) -> Result<Vec<Arc<dyn Device>>> {
     let precision = match config.precision {
         Precision::Tf32 => cuda::Precision::Tf32,
-        Precision::F32 | Precision::Bf16 => cuda::Precision::F32,
+        Precision::F32 => cuda::Precision::F32,
+        Precision::Bf16 => bail!(DeviceError::Absent {
+            asked: "precision: bf16".to_owned(),
+            reason: "GPU towers compute in f32 or tf32 so far; use --precision tf32".to_owned(),
+        }),
     };
     let open = |i| Ok(Arc::new(CudaDevice::new(i, precision)?) as Arc<dyn Device>);
     config.towers.gpus().into_iter().map(open).collect()

@@ -247,7 +247,6 @@ fn flags_and_keys_nobody_knows() {
         space.run(args).code(2).says(words);
     }
     assert!(!space.path("runs").exists());
-    space.run("cifar10 --synthetic --set data.examples=9 --batch-size 8 --precision bf16").code(9);
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use serde_json::Value;
 use tftrain::device::{Device, Executable, Slab};
 use tftrain::graph::{
-    Builder, Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Program, Window, gradients,
+    Builder, Fusions, Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Program, Window,
+    gradients,
 };
 use tftrain::tensor::Shape;
 
@@ -30,6 +31,17 @@ impl Case {
         labels: &[f32],
         build: &Build<'_>,
     ) -> Self {
+        Self::lowered(device, device.fusions(), shapes, labels, build)
+    }
+
+    /// The same, fused otherwise than the device asks for.
+    pub(crate) fn lowered(
+        device: &dyn Device,
+        fusions: Fusions,
+        shapes: &[Vec<usize>],
+        labels: &[f32],
+        build: &Build<'_>,
+    ) -> Self {
         let mut graph = Graph::default();
         let mut b = Builder::new(&mut graph);
         let label_node = b.placeholder("labels", [labels.len()].into()).unwrap();
@@ -45,7 +57,7 @@ impl Case {
         let product = b.op(Op::Mul, &[out, up]).unwrap();
         let loss = b.op(Op::Sum, &[product]).unwrap();
         let grads = gradients(&mut graph, loss, &inputs).unwrap();
-        let program = Program::lower(&graph, &[out], &grads);
+        let program = Program::lower(&graph, &[out], &grads, fusions);
         let len = graph.table().slab_len();
         let mut variables = device.alloc(len).unwrap();
         for (i, row) in graph.table().rows().iter().enumerate() {

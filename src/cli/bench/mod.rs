@@ -22,9 +22,9 @@ use crate::config::Layers;
 use crate::data::{
     Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
 };
-use crate::device::cpu::CpuDevice;
+use crate::graph::Fusions;
 use crate::model::compile;
-use crate::train::{Diverged, Part, StepTimes, Trainer, assemble};
+use crate::train::{Diverged, Part, StepTimes, Trainer, assemble, cpu_device};
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::cores;
 use crate::util::stats::{Speed, median};
@@ -132,10 +132,12 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ("apply", millis(|t| t.apply)),
         ("step", millis(StepTimes::total)),
     ];
-    let profile = args.profile.then(|| profile::rows(&compiled.train(), &trace.spans()));
+    let profile =
+        args.profile.then(|| profile::rows(&compiled.train(Fusions::Backward), &trace.spans()));
     let peaks = match &profile {
         Some(_) => {
-            Some(CpuDevice::new(0, config.towers.threads.unwrap_or_else(cores))?.peaks(&*clock))
+            let threads = config.towers.threads.unwrap_or_else(cores);
+            Some(cpu_device(&config, 0, threads)?.peaks(&*clock))
         }
         None => None,
     };

@@ -7,6 +7,7 @@
 use super::pack::{pack_columns, pack_rows};
 use super::reduce::tree_sum;
 use super::tile::Band;
+use super::unpool::OutputGrad;
 use super::{Ctx, Epilogue, winograd};
 use crate::graph::Window;
 
@@ -51,9 +52,14 @@ pub struct Conv {
 
 impl Conv {
     pub(super) fn check(&self, x: &[f32], filter: &[f32], y: &[f32]) {
+        self.check_grad(x, filter, OutputGrad::Dense(y));
+    }
+
+    pub(super) fn check_grad(&self, x: &[f32], filter: &[f32], y: OutputGrad<'_>) {
         let w = &self.window;
-        let sizes = (self.n * self.picture(), self.filter(), self.n * self.result());
-        assert_eq!((x.len(), filter.len(), y.len()), sizes, "operands of {self:?}");
+        let sizes = (self.n * self.picture(), self.filter());
+        assert_eq!((x.len(), filter.len()), sizes, "operands of {self:?}");
+        y.check(self.n, self.result());
         for d in 0..2 {
             assert!(w.pad[d] < w.kernel[d], "a window of {self:?} lies in the padding");
             assert!((w.output[d] - 1) * w.stride[d] < w.input[d] + w.pad[d], "{self:?}");
@@ -62,12 +68,12 @@ impl Conv {
     }
 
     /// Floats of an input picture.
-    fn picture(&self) -> usize {
+    pub(super) fn picture(&self) -> usize {
         self.window.input[0] * self.window.input[1] * self.in_channels
     }
 
     /// Floats of an output picture.
-    fn result(&self) -> usize {
+    pub(super) fn result(&self) -> usize {
         self.window.output[0] * self.window.output[1] * self.out_channels
     }
 
@@ -338,16 +344,17 @@ pub fn input_grad(
 }
 
 /// Pictures per chunk and number of chunks.
-fn chunks(n: usize) -> (usize, usize) {
+pub(super) fn chunks(n: usize) -> (usize, usize) {
     let per = n.div_ceil(CHUNKS).max(1);
     (per, n.div_ceil(per))
 }
 
 /// Floats of scratch memory that [`filter_grad`] needs.
-pub fn filter_grad_scratch(ctx: Ctx, conv: &Conv) -> usize {
+pub fn filter_grad_scratch(ctx: Ctx, conv: &Conv, dy: &OutputGrad<'_>) -> usize {
     let panel = ctx.isa.panel();
     let packed = conv.result() / conv.out_channels * conv.out_channels.div_ceil(panel) * panel;
-    chunks(conv.n).1 * (conv.filter() + conv.wide_input().scratch() + packed)
+    let work = conv.wide_input().scratch() + packed + dy.scratch(conv.result());
+    chunks(conv.n).1 * (conv.filter() + work)
 }
 
 /// The gradient by the filter.
@@ -355,11 +362,11 @@ pub fn filter_grad(
     ctx: Ctx,
     conv: &Conv,
     x: &[f32],
-    dy: &[f32],
+    dy: OutputGrad<'_>,
     dw: &mut [f32],
     scratch: &mut [f32],
 ) {
-    conv.check(x, dw, dy);
+    conv.check_grad(x, dw, dy);
     if conv.n == 0 {
         return dw.fill(0.0);
     }
@@ -367,16 +374,18 @@ pub fn filter_grad(
     let (panel, channels) = (ctx.isa.panel(), conv.out_channels);
     let (wide, taps) = (conv.wide_input(), conv.taps());
     let (per, count) = chunks(conv.n);
-    let scratch = &mut scratch[..filter_grad_scratch(ctx, conv)];
+    let scratch = &mut scratch[..filter_grad_scratch(ctx, conv, &dy)];
     let work = scratch.len() / count - conv.filter();
     let (partials, works) = scratch.split_at_mut(count * conv.filter());
     let (from, to) = (conv.picture(), conv.result());
     let plane = w.output[0] * w.output[1] * panel;
     let jobs = [(&mut *partials, conv.filter()), (works, work)];
-    ctx.each(count, [(x, per * from), (dy, per * to)], jobs, |_, [x, dy], [partial, work]| {
-        let (widened, packed) = work.split_at_mut(wide.scratch());
+    ctx.each(count, [(x, per * from)], jobs, |chunk, [x], [partial, work]| {
+        let (widened, work) = work.split_at_mut(wide.scratch());
+        let (unpooled, packed) = work.split_at_mut(dy.scratch(to));
         widened.fill(0.0);
-        for (picture, (x, dy)) in x.chunks_exact(from).zip(dy.chunks_exact(to)).enumerate() {
+        for (picture, x) in x.chunks_exact(from).enumerate() {
+            let dy = dy.picture(ctx, chunk * per + picture, to, unpooled);
             let x = wide.apply(x, widened);
             for (i, b) in packed.chunks_exact_mut(plane).enumerate() {
                 let first = i * panel;

@@ -1,5 +1,7 @@
 //! [`Epilogue`]: what happens to a finished sum before it is stored.
 
+use super::simd::multiversion;
+
 /// Applied to the rows of a product or convolution while they are still in registers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue<'a> {
@@ -41,4 +43,60 @@ impl Epilogue<'_> {
             }
         }
     }
+}
+
+/// Floats of a row of sums.
+const ROW: usize = 32;
+
+multiversion! {
+    /// Only the two functions below call this.
+    fn rows(e: Epilogue<'_>, columns: usize, sums: &[f32], out_row: usize, out: *mut f32) {
+        for (i, sums) in sums.chunks_exact(ROW).enumerate() {
+            // SAFETY: the callers have it that these rows of `columns` floats are theirs.
+            let out = unsafe { std::slice::from_raw_parts_mut(out.add(i * out_row), columns) };
+            if columns == ROW {
+                for (j, (out, sum)) in out.as_chunks_mut::<ROW>().0[0].iter_mut().zip(sums).enumerate() {
+                    *out = e.apply(*sum, j);
+                }
+            } else {
+                for (j, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
+                    *out = e.apply(*sum, j);
+                }
+            }
+        }
+    }
+}
+
+/// Finishes rows of 32 sums, of which `columns` count, into rows `out_row` apart.
+pub(super) fn finish(
+    isa: super::Isa,
+    e: Epilogue<'_>,
+    columns: usize,
+    sums: &[f32],
+    out_row: usize,
+    out: &mut [f32],
+) {
+    let count = sums.len() / ROW;
+    assert!(count == 0 || (count - 1) * out_row + columns <= out.len(), "rows leave the output");
+    // SAFETY: all rows lie in `out`, as `columns` floats each, no more than `out_row`.
+    unsafe { finish_raw(isa, e, columns, sums, out_row, out.as_mut_ptr()) };
+}
+
+/// The same into memory that other threads may use between the rows.
+///
+/// # Safety
+/// `columns` floats at each multiple of `out_row` from `out` on, for each row of `sums`, are this call's alone.
+pub(super) unsafe fn finish_raw(
+    isa: super::Isa,
+    e: Epilogue<'_>,
+    columns: usize,
+    sums: &[f32],
+    out_row: usize,
+    out: *mut f32,
+) {
+    assert!(columns <= ROW && columns <= out_row, "rows of at most {ROW} sums");
+    if let Epilogue::Bias(bias) | Epilogue::BiasRelu(bias) = e {
+        assert!(bias.len() >= columns, "one bias per column");
+    }
+    rows(isa, e, columns, sums, out_row, out);
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use super::conv::{self, Conv, ConvAlgorithm};
+use super::conv::Conv;
 use super::depthwise::{self, Depthwise};
-use super::gemm::{Matmul, matmul, matmul_scratch};
+use super::gemm::Matmul;
 use super::norm::{self, BatchNorm};
-use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax, winograd};
+use super::products::Products;
+use super::unpool::{OutputGrad, Unpool};
+use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
 use crate::device::{DeviceError, Done, Executable, Slab};
 use crate::graph::{Op, Place, Program, Step, View, Window};
 use crate::tensor::Shape;
@@ -18,7 +20,7 @@ pub(super) struct Interpreter {
     arena: Slab,
     scratch: Slab,
     ctx: Ctx,
-    conv: ConvAlgorithm,
+    products: Products,
     pool: Option<Arc<rayon::ThreadPool>>,
     device: String,
     /// Where operations are drawn, and in which lane.
@@ -29,7 +31,7 @@ impl Interpreter {
     pub(super) fn new(
         program: Program,
         ctx: Ctx,
-        conv: ConvAlgorithm,
+        products: Products,
         pool: Option<Arc<rayon::ThreadPool>>,
         device: String,
     ) -> Result<Self, DeviceError> {
@@ -48,20 +50,34 @@ impl Interpreter {
                     || step.output.offset + step.output.len <= view.offset
             };
             let writable = matches!(step.output.place, Place::Arena | Place::Gradients);
-            let fits = writable && inside(&step.output) && step.output.len == step.shape.elements();
+            let noted = step.winners.is_none_or(|winners| {
+                let away = |view: &View| {
+                    view.place != Place::Arena
+                        || view.offset + view.len <= winners.offset
+                        || winners.offset + winners.len <= view.offset
+                };
+                winners.place == Place::Arena
+                    && inside(&winners)
+                    && away(&step.output)
+                    && step.inputs.iter().all(|(view, _)| away(view))
+            });
+            let fits = noted
+                && writable
+                && inside(&step.output)
+                && step.output.len == step.shape.elements();
             if !(fits && step.inputs.iter().all(|i| inside(&i.0) && apart(i))) {
                 let reason = format!("step {} has views that overlap or lie outside", step.name);
                 return Err(DeviceError::Mismatch { device, reason });
             }
         }
-        let needs = program.steps.iter().map(|step| scratch_len(ctx, conv, step));
+        let needs = program.steps.iter().map(|step| scratch_len(ctx, products, step));
         let scratch = needs.max().unwrap_or(0);
         let memory = |len| {
             let bytes = len * size_of::<f32>();
             Slab::host(len).ok_or(DeviceError::OutOfMemory { device: device.clone(), bytes })
         };
         let (arena, scratch) = (memory(program.arena)?, memory(scratch)?);
-        Ok(Self { program, arena, scratch, ctx, conv, pool, device, trace: None })
+        Ok(Self { program, arena, scratch, ctx, products, pool, device, trace: None })
     }
 
     fn mismatch(&self, reason: String) -> DeviceError {
@@ -103,11 +119,12 @@ impl Executable for Interpreter {
         };
         let mut memory =
             Memory { feeds, variables, gradients: Raw::of(gradients), arena: Raw::of(arena) };
-        let (ctx, conv, steps, trace) = (self.ctx, self.conv, &self.program.steps, &self.trace);
+        let (ctx, products) = (self.ctx, self.products);
+        let (steps, trace) = (&self.program.steps, &self.trace);
         let mut all = || {
             for step in steps {
                 let start = trace.as_ref().and_then(|(trace, _)| trace.start());
-                execute(ctx, conv, step, &mut memory, scratch);
+                execute(ctx, products, step, &mut memory, scratch);
                 if let Some((trace, lane)) = trace {
                     trace.span(start, lane, || step.name.clone());
                 }
@@ -187,18 +204,26 @@ impl Memory<'_> {
     }
 
     /// The operands and the output of a step.
-    fn split(&mut self, step: &Step) -> ([&[f32]; 3], &mut [f32]) {
+    fn split(&mut self, step: &Step) -> ([&[f32]; 4], &mut [f32], &mut [f32]) {
         let view = step.output;
         let raw = if view.place == Place::Gradients { &self.gradients } else { &self.arena };
         assert!(view.offset + view.len <= raw.len);
         // SAFETY: inside the slice, and `Interpreter::new` has checked that it overlaps no operand of this step; both
         // borrows end with this step, as they borrow `self` exclusively.
         let out = unsafe { std::slice::from_raw_parts_mut(raw.start.add(view.offset), view.len) };
-        let mut operands: [&[f32]; 3] = [&[]; 3];
+        let winners = match step.winners {
+            // SAFETY: as above: inside the arena, and apart from the operands and the output.
+            Some(view) => unsafe {
+                assert!(view.offset + view.len <= self.arena.len);
+                std::slice::from_raw_parts_mut(self.arena.start.add(view.offset), view.len)
+            },
+            None => &mut [][..],
+        };
+        let mut operands: [&[f32]; 4] = [&[]; 4];
         for (operand, (view, _)) in operands.iter_mut().zip(&step.inputs) {
             *operand = self.get(*view);
         }
-        (operands, out)
+        (operands, out, winners)
     }
 }
 
@@ -216,21 +241,31 @@ fn product(a: &Shape, out: &Shape, trans_a: bool, trans_b: bool) -> Matmul {
     Matmul { m: out[0], k, n: out[1], trans_a, trans_b }
 }
 
+fn unpool<'a>(
+    window: &'a Window,
+    of: &Shape,
+    winners: &'a [f32],
+    y: &'a [f32],
+    dy: &'a [f32],
+) -> Unpool<'a> {
+    Unpool { window, channels: of.last_dim(), y, dy, winners }
+}
+
 /// The shapes of `x` and `y` of a sliding-window step, wherever they stand among its operands.
 fn ends(step: &Step) -> (&Shape, &Shape) {
     match step.op {
         Op::Conv2dInputGrad(_) | Op::DepthwiseConv2dInputGrad(_) => {
             (&step.shape, &step.inputs[0].1)
         }
-        Op::Conv2dFilterGrad(_) | Op::DepthwiseConv2dFilterGrad(_) => {
-            (&step.inputs[0].1, &step.inputs[1].1)
-        }
+        Op::Conv2dFilterGrad(_)
+        | Op::Conv2dPoolFilterGrad { .. }
+        | Op::DepthwiseConv2dFilterGrad(_) => (&step.inputs[0].1, &step.inputs[1].1),
         _ => (&step.inputs[0].1, &step.shape),
     }
 }
 
 /// Floats of scratch that a step needs.
-fn scratch_len(ctx: Ctx, algorithm: ConvAlgorithm, step: &Step) -> usize {
+fn scratch_len(ctx: Ctx, products: Products, step: &Step) -> usize {
     let (x, y) = match step.inputs.is_empty() {
         true => return 0,
         false => ends(step),
@@ -238,32 +273,23 @@ fn scratch_len(ctx: Ctx, algorithm: ConvAlgorithm, step: &Step) -> usize {
     let channels = x.last_dim();
     match &step.op {
         Op::Conv2d(w) | Op::Conv2dBias { window: w, .. } => {
-            let conv = conv(w, x, y);
-            match algorithm.tiles(&conv) {
-                true => winograd::forward_scratch(ctx, &conv),
-                false => conv::forward_scratch(ctx, &conv),
-            }
+            products.forward_scratch(ctx, &conv(w, x, y))
         }
-        Op::Conv2dInputGrad(w) => {
-            let conv = conv(w, x, y);
-            match algorithm.tiles(&conv) {
-                true => winograd::input_grad_scratch(ctx, &conv),
-                false => conv::input_grad_scratch(ctx, &conv),
-            }
-        }
+        Op::Conv2dInputGrad(w) => products.input_grad_scratch(ctx, &conv(w, x, y)),
         Op::Conv2dFilterGrad(w) => {
-            let conv = conv(w, x, y);
-            match algorithm.tiles(&conv) {
-                true => winograd::filter_grad_scratch(ctx, &conv),
-                false => conv::filter_grad_scratch(ctx, &conv),
-            }
+            products.filter_grad_scratch(ctx, &conv(w, x, y), &OutputGrad::Dense(&[]))
         }
+        Op::Conv2dPoolFilterGrad { window, pool } => {
+            let dy = OutputGrad::Pooled(unpool(pool, y, &[], &[], &[]));
+            products.filter_grad_scratch(ctx, &conv(window, x, y), &dy)
+        }
+        Op::Conv2dPool { window, .. } => products.forward_pool_scratch(ctx, &conv(window, x, y)),
         Op::DepthwiseConv2dFilterGrad(w) => depthwise::filter_grad_scratch(&depthwise(w, x, y)),
         &Op::MatMul { transpose_a, transpose_b } => {
-            matmul_scratch(ctx, &product(x, y, transpose_a, transpose_b))
+            products.matmul_scratch(ctx, &product(x, y, transpose_a, transpose_b))
         }
-        Op::MatMulBias { .. } => matmul_scratch(ctx, &product(x, y, false, false)),
-        Op::BiasAddGrad => reduce::column_sums_scratch(channels),
+        Op::MatMulBias { .. } => products.matmul_scratch(ctx, &product(x, y, false, false)),
+        Op::BiasAddGrad | Op::BiasReluGrad => reduce::column_sums_scratch(channels),
         Op::BatchNorm { .. } => norm::batch_norm_scratch(channels) + 2 * channels,
         Op::BatchNormInputGrad { .. } | Op::BatchNormScaleGrad { .. } => {
             norm::batch_norm_scratch(channels) + 4 * channels + x.elements()
@@ -274,12 +300,12 @@ fn scratch_len(ctx: Ctx, algorithm: ConvAlgorithm, step: &Step) -> usize {
 
 fn execute(
     ctx: Ctx,
-    algorithm: ConvAlgorithm,
+    products: Products,
     step: &Step,
     memory: &mut Memory<'_>,
     scratch: &mut [f32],
 ) {
-    let ([a, b, c], out) = memory.split(step);
+    let ([a, b, c, d], out, winners) = memory.split(step);
     let shape = |i: usize| &step.inputs[i].1;
     match &step.op {
         Op::Placeholder(_) | Op::Variable { .. } | Op::Reshape(_) => {
@@ -288,37 +314,37 @@ fn execute(
         Op::Fill(value, _) => elementwise::fill(ctx, *value, out),
         &Op::MatMul { transpose_a, transpose_b } => {
             let p = product(shape(0), &step.shape, transpose_a, transpose_b);
-            matmul(ctx, &p, a, b, Epilogue::None, out, scratch);
+            products.matmul(ctx, &p, a, b, Epilogue::None, out, scratch);
         }
         Op::MatMulBias { relu } => {
             let p = product(shape(0), &step.shape, false, false);
-            matmul(ctx, &p, a, b, epilogue(c, *relu), out, scratch);
+            products.matmul(ctx, &p, a, b, epilogue(c, *relu), out, scratch);
         }
         Op::Conv2d(w) => {
             let conv = conv(w, shape(0), &step.shape);
-            let tiles = algorithm.tiles(&conv);
-            let forward = if tiles { winograd::forward } else { conv::forward };
-            forward(ctx, &conv, a, b, Epilogue::None, out, scratch);
+            products.forward(ctx, &conv, a, b, Epilogue::None, out, scratch);
         }
         Op::Conv2dBias { window, relu } => {
             let conv = conv(window, shape(0), &step.shape);
-            let tiles = algorithm.tiles(&conv);
-            let forward = if tiles { winograd::forward } else { conv::forward };
-            forward(ctx, &conv, a, b, epilogue(c, *relu), out, scratch);
+            products.forward(ctx, &conv, a, b, epilogue(c, *relu), out, scratch);
         }
         Op::Conv2dInputGrad(w) => {
             let (x, y) = ends(step);
-            let conv = conv(w, x, y);
-            let tiles = algorithm.tiles(&conv);
-            let gradient = if tiles { winograd::input_grad } else { conv::input_grad };
-            gradient(ctx, &conv, a, b, out, scratch);
+            products.input_grad(ctx, &conv(w, x, y), a, b, out, scratch);
         }
         Op::Conv2dFilterGrad(w) => {
             let (x, y) = ends(step);
-            let conv = conv(w, x, y);
-            let tiles = algorithm.tiles(&conv);
-            let gradient = if tiles { winograd::filter_grad } else { conv::filter_grad };
-            gradient(ctx, &conv, a, b, out, scratch);
+            let dy = OutputGrad::Dense(b);
+            products.filter_grad(ctx, &conv(w, x, y), a, dy, out, scratch);
+        }
+        Op::Conv2dPool { window, pool } => {
+            let conv = conv(window, shape(0), &step.shape);
+            products.forward_pool(ctx, &conv, pool, a, b, c, out, winners, scratch);
+        }
+        Op::Conv2dPoolFilterGrad { window, pool } => {
+            let (x, y) = ends(step);
+            let dy = OutputGrad::Pooled(unpool(pool, y, b, c, d));
+            products.filter_grad(ctx, &conv(window, x, y), a, dy, out, scratch);
         }
         Op::DepthwiseConv2d(w) => {
             let (x, y) = ends(step);
@@ -333,11 +359,17 @@ fn execute(
             depthwise::filter_grad(ctx, &depthwise(w, x, y), a, b, out, scratch);
         }
         Op::MaxPool(w) => pool::max_pool(ctx, w, shape(0)[0], shape(0)[3], a, out),
-        Op::MaxPoolGrad(w) => pool::max_pool_grad(ctx, w, shape(0)[0], shape(0)[3], a, b, c, out),
+        Op::MaxPoolGrad(w) | Op::MaxPoolReluGrad(w) => {
+            let relu = matches!(step.op, Op::MaxPoolReluGrad(_));
+            pool::max_pool_grad(ctx, w, shape(0)[0], shape(0)[3], relu, a, b, c, out);
+        }
         Op::AvgPool(w) => pool::avg_pool(ctx, w, shape(0)[0], shape(0)[3], a, out),
         Op::AvgPoolGrad(w) => pool::avg_pool_grad(ctx, w, shape(0)[0], shape(0)[3], a, out),
         Op::Lrn(p) => norm::lrn(ctx, p, shape(0).last_dim(), a, out),
-        Op::LrnGrad(p) => norm::lrn_grad(ctx, p, shape(0).last_dim(), a, b, out),
+        Op::LrnGrad(p) | Op::LrnReluGrad(p) => {
+            let relu = matches!(step.op, Op::LrnReluGrad(_));
+            norm::lrn_grad(ctx, p, shape(0).last_dim(), relu, a, b, out);
+        }
         &Op::BatchNorm { epsilon } => {
             let (mean, scratch) = scratch.split_at_mut(b.len());
             let (variance, scratch) = scratch.split_at_mut(b.len());
@@ -358,6 +390,9 @@ fn execute(
         }
         Op::BiasAdd => elementwise::bias_add(ctx, a, b, out),
         Op::BiasAddGrad => reduce::column_sums(ctx, shape(0).last_dim(), a, out, scratch),
+        Op::BiasReluGrad => {
+            reduce::positive_column_sums(ctx, shape(0).last_dim(), a, b, out, scratch);
+        }
         Op::Relu => elementwise::relu(ctx, a, out),
         Op::ReluGrad => elementwise::relu_grad(ctx, a, b, out),
         Op::SoftmaxCrossEntropy => softmax::cross_entropy(ctx, shape(0)[1], a, b, out),

@@ -23,7 +23,7 @@ pub struct Matmul {
 }
 
 /// Memory of the result that threads share by columns.
-struct Shared(*mut f32);
+pub(super) struct Shared(pub(super) *mut f32);
 // SAFETY: threads write disjoint columns and rows, see `matmul`.
 unsafe impl Sync for Shared {}
 

@@ -4,6 +4,7 @@
 //! output element, or into a fixed number of chunks whose partial results are added in a fixed tree.
 //! Kernels never allocate: scratch memory is handed in, and a `*_scratch` function tells how much.
 
+pub mod bf16;
 pub mod conv;
 mod ctx;
 pub mod depthwise;
@@ -15,10 +16,12 @@ pub mod norm;
 mod pack;
 mod peak;
 pub mod pool;
+mod products;
 pub mod reduce;
 mod simd;
 pub mod softmax;
 mod tile;
+pub mod unpool;
 pub mod update;
 pub mod winograd;
 
@@ -26,21 +29,23 @@ pub use conv::ConvAlgorithm;
 pub use ctx::Ctx;
 pub use epilogue::Epilogue;
 pub use peak::Peaks;
+pub use products::Precision;
 pub use simd::Isa;
 
 use std::sync::Arc;
 
 use self::exec::Interpreter;
+use self::products::Products;
 use super::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs};
 use crate::cluster::{DeviceKind, DeviceName};
-use crate::graph::Program;
+use crate::graph::{Fusions, Program};
 use crate::util::clock::Clock;
 
 /// The processor, or a share of its cores: one tower's threads.
 pub struct CpuDevice {
     name: DeviceName,
     ctx: Ctx,
-    conv: ConvAlgorithm,
+    products: Products,
     /// Not there for one thread, which is the caller's.
     pool: Option<Arc<rayon::ThreadPool>>,
 }
@@ -69,18 +74,22 @@ impl CpuDevice {
                 Some(Arc::new(pool.map_err(fail)?))
             }
         };
-        let conv = ConvAlgorithm::default();
-        Ok(Self { name, ctx: Ctx { isa, threads }, conv, pool })
+        Ok(Self { name, ctx: Ctx { isa, threads }, products: Products::default(), pool })
     }
 
     /// The same with convolutions computed as `conv` says.
     pub fn with_conv(self, conv: ConvAlgorithm) -> Self {
-        Self { conv, ..self }
+        Self { products: Products { conv, ..self.products }, ..self }
+    }
+
+    /// The same with the operands of products and convolutions in `precision`.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { products: Products { precision, ..self.products }, ..self }
     }
 
     /// Measures what its threads can do at most.
     pub fn peaks(&self, clock: &dyn Clock) -> Peaks {
-        self.run(|| peak::measure(self.ctx, clock))
+        self.run(|| peak::measure(self.ctx, self.products.precision, clock))
     }
 
     fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
@@ -111,7 +120,11 @@ impl Device for CpuDevice {
 
     fn describe(&self) -> String {
         let plural = if self.ctx.threads == 1 { "" } else { "s" };
-        format!("{} thread{plural}, {}", self.ctx.threads, self.ctx.isa)
+        let words = format!("{} thread{plural}, {}", self.ctx.threads, self.ctx.isa);
+        match self.products.precision {
+            Precision::F32 => words,
+            Precision::Bf16(unit) => format!("{words}, {unit}"),
+        }
     }
 
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError> {
@@ -119,9 +132,13 @@ impl Device for CpuDevice {
         Slab::host(len).ok_or(DeviceError::OutOfMemory { device: self.name.to_string(), bytes })
     }
 
+    fn fusions(&self) -> Fusions {
+        Fusions::Backward
+    }
+
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError> {
         let name = self.name.to_string();
-        Ok(Box::new(Interpreter::new(program, self.ctx, self.conv, self.pool.clone(), name)?))
+        Ok(Box::new(Interpreter::new(program, self.ctx, self.products, self.pool.clone(), name)?))
     }
 
     fn sum(&self, slabs: &mut [Slab], scale: f32) -> Result<(), DeviceError> {

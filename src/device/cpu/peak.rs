@@ -2,14 +2,14 @@
 
 use std::hint::black_box;
 
-use super::Ctx;
 use super::simd::{MAX_LANES, multiversion};
+use super::{Ctx, Precision, bf16};
 use crate::util::clock::Clock;
 
 /// The best of some tries.
 #[derive(Clone, Copy, Debug)]
 pub struct Peaks {
-    /// Fused multiply-adds in registers, two operations each, in GFLOP/s.
+    /// Fused multiply-adds in registers, or products of tiles, two operations each, in GFLOP/s.
     pub gflops: f64,
     /// Bytes read and written by copies of 64 MiB, in GB/s.
     pub gbytes: f64,
@@ -46,7 +46,7 @@ multiversion! {
 }
 
 /// Measures for some tenths of a second, with all threads of `ctx`.
-pub(super) fn measure(ctx: Ctx, clock: &dyn Clock) -> Peaks {
+pub(super) fn measure(ctx: Ctx, precision: Precision, clock: &dyn Clock) -> Peaks {
     const ROUNDS: usize = 1 << 20;
     const TRIES: usize = 8;
     let best = |amount: f64, work: &mut dyn FnMut()| {
@@ -58,12 +58,21 @@ pub(super) fn measure(ctx: Ctx, clock: &dyn Clock) -> Peaks {
         amount / (0..TRIES).map(&mut time).fold(f64::INFINITY, f64::min) / 1e9
     };
     let mut sums = vec![0.0; ctx.threads];
-    let flops = (2 * CHAINS * lanes(ctx.isa) * ROUNDS * ctx.threads) as f64;
-    let gflops = best(flops, &mut || {
-        ctx.each(ctx.threads, [], [(&mut sums[..], 1)], |_, [], [sum]| {
-            sum[0] = chains(ctx.isa, ROUNDS);
-        });
-    });
+    let gflops = match precision {
+        Precision::F32 => {
+            let flops = (2 * CHAINS * lanes(ctx.isa) * ROUNDS * ctx.threads) as f64;
+            best(flops, &mut || {
+                ctx.each(ctx.threads, [], [(&mut sums[..], 1)], |_, [], [sum]| {
+                    sum[0] = chains(ctx.isa, ROUNDS);
+                });
+            })
+        }
+        Precision::Bf16(unit) => best(bf16::peak::FLOPS * ctx.threads as f64, &mut || {
+            ctx.each(ctx.threads, [], [(&mut sums[..], 1)], |_, [], [sum]| {
+                sum[0] = bf16::peak::products(unit);
+            });
+        }),
+    };
     let from = vec![1.0; 16 << 20];
     let mut to = vec![0.0; from.len()];
     let bytes = (2 * size_of::<f32>() * from.len()) as f64;

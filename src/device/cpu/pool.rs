@@ -7,7 +7,7 @@ use super::simd::multiversion;
 use crate::graph::Window;
 
 /// Floats of an input and an output picture; checks the operands.
-fn sizes(w: &Window, n: usize, c: usize, x: &[f32], y: &[f32]) -> (usize, usize) {
+pub(super) fn sizes(w: &Window, n: usize, c: usize, x: &[f32], y: &[f32]) -> (usize, usize) {
     let (from, to) = (w.input[0] * w.input[1] * c, w.output[0] * w.output[1] * c);
     assert!(
         c > 0 && x.len() == n * from && y.len() == n * to,
@@ -79,7 +79,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn max_grad_picture<V>(w: &Window, c: usize, x: &[f32], y: &[f32], dy: &[f32], dx: &mut [f32]) {
+    fn max_grad_picture<V>(w: &Window, c: usize, relu: bool, x: &[f32], y: &[f32], dy: &[f32], dx: &mut [f32]) {
         dx.fill(0.0);
         for (at, (y, dy)) in y.chunks_exact(c).zip(dy.chunks_exact(c)).enumerate() {
             let taps = Taps::new(w, at, c);
@@ -90,6 +90,9 @@ multiversion! {
                     let max = V::load_part(y);
                     // What is left to hand out: all of it, until the first maximum has taken it.
                     let mut left = V::load_part(dy);
+                    if relu {
+                        left = V::if_equal(V::max(max, V::zero()), V::zero(), V::zero(), left);
+                    }
                     taps.each(|tap| {
                         let dx = &mut dx[tap + first..][..y.len()];
                         let x = V::load_part(&x[tap + first..][..y.len()]);
@@ -147,13 +150,15 @@ pub fn max_pool(ctx: Ctx, w: &Window, n: usize, c: usize, x: &[f32], y: &mut [f3
     });
 }
 
-/// The gradient of [`max_pool`] by its input: each goes to the first maximum of its window in row-major order.
+/// The gradient of [`max_pool`] by its input: each goes to the first maximum of its window in row-major order. With `relu` the
+/// input is the output of a relu, and the gradient is that by the relu's input.
 #[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
 pub fn max_pool_grad(
     ctx: Ctx,
     w: &Window,
     n: usize,
     c: usize,
+    relu: bool,
     x: &[f32],
     y: &[f32],
     dy: &[f32],
@@ -166,7 +171,7 @@ pub fn max_pool_grad(
     ctx.each(groups, ins, [(dx, per * from)], |_, [x, y, dy], [dx]| {
         let outs = y.chunks_exact(to).zip(dy.chunks_exact(to));
         for ((x, dx), (y, dy)) in x.chunks_exact(from).zip(dx.chunks_exact_mut(from)).zip(outs) {
-            max_grad_picture(ctx.isa, w, c, x, y, dy, dx);
+            max_grad_picture(ctx.isa, w, c, relu, x, y, dy, dx);
         }
     });
 }

@@ -117,6 +117,17 @@ multiversion! {
     }
 }
 
+multiversion! {
+    fn add_positive_rows(columns: usize, x: &[f32], y: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        for (row, y) in x.chunks_exact(columns).zip(y.chunks_exact(columns)) {
+            for ((o, v), y) in out.iter_mut().zip(row).zip(y) {
+                *o += if *y > 0.0 { *v } else { 0.0 };
+            }
+        }
+    }
+}
+
 /// Rows per chunk and number of chunks.
 pub(crate) fn row_chunks(rows: usize) -> (usize, usize) {
     let per = rows.div_ceil(CHUNKS).max(1);
@@ -138,6 +149,31 @@ pub fn column_sums(ctx: Ctx, columns: usize, x: &[f32], out: &mut [f32], scratch
     let partials = &mut scratch[..parts * columns];
     ctx.each(parts, [(x, per * columns)], [(&mut *partials, columns)], |_, [x], [out]| {
         add_rows(ctx.isa, columns, x, out);
+    });
+    let partials = &*partials;
+    tree_sum(ctx, parts, |i| &partials[i * columns..][..columns], 1.0, out);
+}
+
+/// The sum of each column of `x[rows][columns]` over the rows where `y` is positive: the gradient of a bias below a relu.
+pub fn positive_column_sums(
+    ctx: Ctx,
+    columns: usize,
+    x: &[f32],
+    y: &[f32],
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    assert!(
+        columns > 0
+            && x.len().is_multiple_of(columns)
+            && (x.len(), columns) == (y.len(), out.len()),
+        "one sum per column of {columns}"
+    );
+    let (per, parts) = row_chunks(x.len() / columns);
+    let partials = &mut scratch[..parts * columns];
+    let ins = [(x, per * columns), (y, per * columns)];
+    ctx.each(parts, ins, [(&mut *partials, columns)], |_, [x, y], [out]| {
+        add_positive_rows(ctx.isa, columns, x, y, out);
     });
     let partials = &*partials;
     tree_sum(ctx, parts, |i| &partials[i * columns..][..columns], 1.0, out);

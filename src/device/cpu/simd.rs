@@ -61,6 +61,9 @@ impl fmt::Display for Isa {
     }
 }
 
+/// 5/4 of the bits of one, less what makes the guess err equally in both directions.
+const FOURTH_ROOT: u32 = 0x4f58_0000;
+
 /// Floats in the widest vector.
 pub(crate) const MAX_LANES: usize = 16;
 
@@ -88,6 +91,9 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn max(a: Self, b: Self) -> Self;
     /// `a == b ? yes : no` per lane.
     unsafe fn if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self;
+
+    /// `x^(-1/4)` to a thirtieth, for positive `x`: minus a quarter of the exponent, by arithmetic on the bits.
+    unsafe fn inverse_fourth_root_guess(x: Self) -> Self;
 
     /// Up to `LANES` values, zeros after them.
     #[inline(always)]
@@ -173,6 +179,10 @@ unsafe impl Vector for [f32; 8] {
     unsafe fn if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self {
         std::array::from_fn(|i| if a[i] == b[i] { yes[i] } else { no[i] })
     }
+    #[inline(always)]
+    unsafe fn inverse_fourth_root_guess(x: Self) -> Self {
+        x.map(|x| f32::from_bits(FOURTH_ROOT.wrapping_sub(x.to_bits() >> 2)))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -208,6 +218,10 @@ x86_vector!(__m256, lanes 8, rows 6, [
     max(a: Self, b: Self) -> Self = x86::_mm256_max_ps(a, b);
     if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self =
         x86::_mm256_blendv_ps(no, yes, x86::_mm256_cmp_ps::<{ x86::_CMP_EQ_OQ }>(a, b));
+    inverse_fourth_root_guess(x: Self) -> Self = x86::_mm256_castsi256_ps(x86::_mm256_sub_epi32(
+        x86::_mm256_set1_epi32(FOURTH_ROOT as i32),
+        x86::_mm256_srli_epi32::<2>(x86::_mm256_castps_si256(x)),
+    ));
 ]);
 
 #[cfg(target_arch = "x86_64")]
@@ -225,6 +239,10 @@ x86_vector!(__m512, lanes 16, rows 12, [
     max(a: Self, b: Self) -> Self = x86::_mm512_max_ps(a, b);
     if_equal(a: Self, b: Self, yes: Self, no: Self) -> Self =
         x86::_mm512_mask_blend_ps(x86::_mm512_cmp_ps_mask::<{ x86::_CMP_EQ_OQ }>(a, b), no, yes);
+    inverse_fourth_root_guess(x: Self) -> Self = x86::_mm512_castsi512_ps(x86::_mm512_sub_epi32(
+        x86::_mm512_set1_epi32(FOURTH_ROOT as i32),
+        x86::_mm512_srli_epi32::<2>(x86::_mm512_castps_si512(x)),
+    ));
 ]);
 
 /// Compiles a function once per instruction set; the result takes an [`Isa`] as its first argument.
@@ -238,6 +256,7 @@ macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident>($($arg:ident: $ty:ty),* $(,)?)
      $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "the instruction set comes on top")]
         $vis fn $name(isa: $crate::device::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             fn body<$v: $crate::device::cpu::simd::Vector>($($arg: $ty),*) $(-> $ret)? $body

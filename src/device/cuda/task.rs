@@ -139,6 +139,11 @@ impl Task {
             Op::Concat => Task::Concat,
             &Op::Slice { start, len } => Task::Slice { start, len },
             Op::AddScaled(factor) => Task::AddScaled(*factor),
+            Op::MaxPoolReluGrad(window) => Task::MaxPoolGrad { window: *window, relu: true },
+            Op::LrnReluGrad(params) => Task::LrnGrad { params: *params, relu: true },
+            Op::Conv2dPool { .. } | Op::Conv2dPoolFilterGrad { .. } | Op::BiasReluGrad => {
+                unreachable!("lowering makes these for devices that ask for them, and GPUs do not")
+            }
         })
     }
 }
