@@ -107,7 +107,7 @@ fn only_in(words: &[&str], home: impl Fn(&str) -> bool) {
 
 #[test]
 fn cuda_stays_in_its_folder() {
-    only_in(&["cudarc"], |name| name.starts_with("device/cuda/"));
+    only_in(&["cudarc", "libloading"], |name| name.starts_with("device/cuda/"));
 }
 
 #[test]

@@ -136,6 +136,9 @@ pub(crate) struct TrainArgs {
     /// Where variables live: cpu, replicated
     #[arg(long, value_name = "WHERE")]
     pub(crate) variables: Option<String>,
+    /// How gradients are averaged, in the words of TensorFlow's benchmarks: nccl, pscpu, xring, nccl/pscpu, nccl/xring
+    #[arg(long, value_name = "SPEC", conflicts_with = "reduce")]
+    pub(crate) all_reduce_spec: Option<String>,
     /// How gradients are averaged: auto, cpu, nccl, none
     #[arg(long, value_name = "HOW")]
     pub(crate) reduce: Option<String>,

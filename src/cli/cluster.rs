@@ -62,6 +62,7 @@ pub(super) fn identity(
         ("cluster.jobs".to_owned(), place.spec.to_string()),
         ("cluster.mode".to_owned(), cluster.mode.to_string()),
         ("cluster.placement".to_owned(), cluster.placement.to_string()),
+        ("cluster.engine".to_owned(), cluster.engine.to_string()),
         ("cluster.exchange".to_owned(), cluster.exchange.to_string()),
         ("cluster.run_id".to_owned(), cluster.run_id.clone().unwrap_or_else(|| "none".to_owned())),
         ("cluster.wire".to_owned(), cluster.wire.to_string()),

@@ -19,6 +19,13 @@ pub(super) fn keep_kernels() {
     }
 }
 
+/// Looks for NCCL where CUDA is, as `CUDA_HOME` and `CUDA_PATH` say, too.
+pub(super) fn look_for_nccl() {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
+    let folders = homes.flat_map(|home| ["lib64", "lib"].map(|lib| PathBuf::from(&home).join(lib)));
+    cuda::look_for_nccl_in(folders.filter(|folder| folder.is_absolute()).collect());
+}
+
 /// The devices by their full names, then the CUDA libraries.
 pub(super) fn devices() -> Result<u8> {
     let cpu = DeviceName::local(DeviceKind::Cpu, 0);

@@ -37,7 +37,7 @@ pub(super) fn header(
         ),
         ("Towers", towers_words(&devices, &assembly.tower_words)),
         ("Variables", assembly.store.to_owned()),
-        ("Reduce", assembly.reducer.to_owned()),
+        ("Reduce", assembly.reducer.clone()),
         (
             "Batch size",
             format!("{batch} per tower{accumulate}, {} per update", assembly.global_batch),

@@ -38,6 +38,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse_from(normalized(std::env::args_os()));
     log_to_stderr();
     devices::keep_kernels();
+    devices::look_for_nccl();
     match fail_beyond_size_limits().and_then(|()| dispatch(cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => exit::fail(&error),

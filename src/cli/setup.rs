@@ -10,7 +10,9 @@ use serde_json::json;
 use super::args::TrainArgs;
 use super::exit::Usage;
 use super::output;
-use crate::config::{DataConfig, DataName, Layers, ModelName, Resolved, RunConfig};
+use crate::config::{
+    DataConfig, DataName, Layers, ModelName, Resolved, RunConfig, all_reduce_spec,
+};
 use crate::data::{
     ArchiveInfo, Augmented, Central, CifarSet, DataError, Line, Pictures, Source, Split, fetch,
     load, pictures, unpack,
@@ -71,6 +73,11 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Result<Layers>
     flag("--async-towers", "towers.asynchronous", args.async_towers.then(|| json!(true)));
     flag("--variables", "variables", args.variables.as_ref().map(|v| json!(v)));
     flag("--reduce", "reduce", args.reduce.as_ref().map(|v| json!(v)));
+    if let Some(spec) = &args.all_reduce_spec {
+        let settings =
+            all_reduce_spec(spec).map_err(|why| Usage(format!("--all-reduce-spec: {why}")))?;
+        settings.into_iter().for_each(|(key, value)| flag("--all-reduce-spec", key, Some(value)));
+    }
     flag("--precision", "precision", args.precision.as_ref().map(|v| json!(v)));
     flag("--seed", "seed", args.seed.map(|n| json!(n)));
     flag("--threads", "towers.threads", args.threads.map(|n| json!(n)));

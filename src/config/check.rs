@@ -1,6 +1,6 @@
 //! Contradictions between settings that are fine one by one.
 
-use super::choice::{DataName, ModelName, Precision, Reduce, VariablePlacement};
+use super::choice::{DataName, Engine, ModelName, Precision, Reduce, VariablePlacement, Wire};
 use super::error::ConfigError;
 use super::schedule::LearningRateConfig;
 use super::schema::RunConfig;
@@ -50,6 +50,24 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
             "reduce",
             devices,
             "nccl averages between gpus only",
+        ),
+        (
+            config.cluster.engine == Engine::Nccl && !gpus,
+            "cluster.engine",
+            devices,
+            "nccl averages between gpus only",
+        ),
+        (
+            config.cluster.engine == Engine::Nccl && config.cluster.wire != Wire::F32,
+            "cluster.engine",
+            "cluster.wire",
+            "nccl sends f32",
+        ),
+        (
+            config.cluster.engine == Engine::Nccl && config.reduce == Reduce::Cpu,
+            "cluster.engine",
+            "reduce",
+            "what nccl averages never meets in the host's memory",
         ),
         (
             towers.gpu_indices.is_some() && !gpus,

@@ -152,6 +152,18 @@ choice! {
 }
 
 choice! {
+    /// Who carries gradients between the workers of a collective.
+    Engine {
+        /// NCCL where every worker's towers are GPUs of their own and all have NCCL, else this program.
+        Auto = "auto",
+        /// This program, over gRPC.
+        Grpc = "grpc",
+        /// NCCL, from GPU to GPU.
+        Nccl = "nccl",
+    }
+}
+
+choice! {
     /// Which way gradients take between workers.
     Exchange {
         /// Everybody sends everybody its share.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{ClusterMode, Exchange, Placement, Wire};
+use super::choice::{ClusterMode, Engine, Exchange, Placement, Wire};
 use crate::cluster::ClusterSpec;
 
 /// Who trains together, and how. Without jobs there is no cluster.
@@ -19,6 +19,8 @@ pub struct ClusterConfig {
     pub max_staleness: Option<u64>,
     /// Which parameter server holds what.
     pub placement: Placement,
+    /// Who carries gradients in a collective.
+    pub engine: Engine,
     /// Which way gradients take in a collective.
     pub exchange: Exchange,
     /// How the floats of gradients travel in a collective.
@@ -54,6 +56,7 @@ impl Default for ClusterConfig {
             replicas_to_aggregate: None,
             max_staleness: None,
             placement: Placement::Even,
+            engine: Engine::Auto,
             exchange: Exchange::Direct,
             wire: Wire::F32,
             overlap: true,

@@ -5,8 +5,8 @@ use std::ops::Bound;
 use serde_json::Value;
 
 use super::choice::{
-    ClusterMode, Convolution, DataName, Exchange, ModelName, OptimizerName, Placement, Precision,
-    Reduce, ScheduleName, VariablePlacement, Wire,
+    ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OptimizerName, Placement,
+    Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
 
@@ -154,6 +154,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("cluster.replicas_to_aggregate", FROM_ONE).nullable().only("cluster.mode", &["ps-sync"]),
     key("cluster.max_staleness", FROM_ZERO).nullable().only("cluster.mode", &["ps-async"]),
     key("cluster.placement", Kind::Choice(Placement::NAMES)),
+    key("cluster.engine", Kind::Choice(Engine::NAMES)),
     key("cluster.exchange", Kind::Choice(Exchange::NAMES)),
     key("cluster.wire", Kind::Choice(Wire::NAMES)),
     key("cluster.overlap", Kind::Switch),

@@ -19,13 +19,14 @@ mod resolve;
 mod schedule;
 mod schema;
 mod settings;
+mod spec;
 mod suggest;
 mod towers;
 mod tree;
 
 pub use choice::{
-    ClusterMode, Convolution, DataName, Exchange, ModelName, OptimizerName, Placement, Precision,
-    Reduce, ScheduleName, VariablePlacement, Wire,
+    ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OptimizerName, Placement,
+    Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 pub use cluster::{ClusterConfig, TlsConfig};
 pub use compare::{differences, fingerprint};
@@ -37,4 +38,5 @@ pub use print::run_yaml;
 pub use resolve::Resolved;
 pub use schedule::LearningRateConfig;
 pub use schema::{CheckpointConfig, DataConfig, ModelConfig, RunConfig, TrainConfig};
+pub use spec::all_reduce_spec;
 pub use towers::{TowerDevices, TowersConfig};

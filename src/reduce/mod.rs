@@ -6,6 +6,7 @@ mod early;
 mod exchange;
 mod hosts;
 mod link;
+mod nccl;
 mod wire;
 
 pub use collective::{CollectiveMean, Way};
@@ -13,6 +14,7 @@ pub use cpu::CpuMean;
 pub use exchange::{Exchange, SEGMENT, direct, ring};
 pub use hosts::Topology;
 pub use link::{Link, LocalLink};
+pub use nccl::{Fellows, NcclMean};
 pub use wire::Wire;
 
 use std::ops::Range;

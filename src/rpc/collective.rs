@@ -168,18 +168,6 @@ impl GrpcLink {
         let Failure { task, reason, code } = self.members.failure()?;
         Some(ReduceError::Stopped(Box::new(RpcError::Stopped { task, reason, code })))
     }
-
-    /// Ends with an error when anybody is gone.
-    fn glance(&self) -> Result<(), ReduceError> {
-        if let Some(stopped) = self.stopped() {
-            return Err(stopped);
-        }
-        let has_ended = |way: &Option<Way>| way.as_ref().is_some_and(|way| way.peer.has_ended());
-        match self.ways.iter().position(has_ended) {
-            Some(rank) => Err(self.lost(rank)),
-            None => Ok(()),
-        }
-    }
 }
 
 /// How long the reason of a loss is waited for.
@@ -241,6 +229,17 @@ impl Link for GrpcLink {
         let segment = Segment { task, tag, data, place };
         let sent = self.ways[to].as_ref().map(|way| way.queue.blocking_send(segment));
         sent.and_then(Result::ok).ok_or_else(|| self.lost(to))
+    }
+
+    fn glance(&mut self) -> Result<(), ReduceError> {
+        if let Some(stopped) = self.stopped() {
+            return Err(stopped);
+        }
+        let has_ended = |way: &Option<Way>| way.as_ref().is_some_and(|way| way.peer.has_ended());
+        match self.ways.iter().position(has_ended) {
+            Some(rank) => Err(self.lost(rank)),
+            None => Ok(()),
+        }
     }
 
     fn recv_bytes(&mut self, from: usize, tag: u64) -> Result<Bytes, ReduceError> {

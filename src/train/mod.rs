@@ -10,6 +10,7 @@ mod hooks;
 mod meter;
 mod optimizer;
 mod progress;
+mod reducer;
 mod report;
 mod strategy;
 mod supervisor;
@@ -22,10 +23,10 @@ pub use hooks::{
 };
 pub use meter::{Line, Meter};
 pub use progress::{Phase, Progress};
+pub use reducer::collective;
 pub use report::{EventsReport, Happening, MetricsReport, Report, Summary};
 pub use strategy::{
-    Assembly, Fabric, LocalTowers, Part, assemble, collective, cpu_device, local_towers,
-    store_settings,
+    Assembly, Fabric, LocalTowers, Part, assemble, cpu_device, local_towers, store_settings,
 };
 pub use supervisor::{Outcome, Supervisor};
 pub use trainer::{Diverged, StepReport, StepTimes, Trainer};

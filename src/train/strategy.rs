@@ -1,16 +1,15 @@
 //! [`assemble`]: from a configuration to trainers. The one place where the ways to distribute differ.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
 use super::optimizer::{rule, schedule};
+use super::reducer::{Averaging, Gradients};
 use super::trainer::Trainer;
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    ClusterConfig, ClusterMode, Convolution, Exchange, Precision, Reduce, RunConfig, TowerDevices,
-    VariablePlacement, Wire as WireConfig,
+    ClusterMode, Convolution, Precision, RunConfig, TowerDevices, VariablePlacement,
 };
 use crate::data::{InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::bf16::Unit;
@@ -18,10 +17,7 @@ use crate::device::cpu::{self, ConvAlgorithm, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::model::Compiled;
-use crate::reduce::{
-    CollectiveMean, CpuMean, GradientReducer, Independent, Link, ReduceError, SEGMENT, Topology,
-    Way, Wire,
-};
+use crate::reduce::{Link, SEGMENT};
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
 use crate::tower::{LocalTower, Tower};
 use crate::util::clock::Clock;
@@ -38,7 +34,7 @@ pub struct Assembly {
     /// The store in words, for the header.
     pub store: &'static str,
     /// The reducer in words, for the header.
-    pub reducer: &'static str,
+    pub reducer: String,
     /// Examples of one update.
     pub global_batch: usize,
     /// What one tower computes with, in words.
@@ -199,7 +195,8 @@ pub fn assemble(
         }
         Ok(store)
     };
-    let build = Build { config, compiled, source, host: &host, clock };
+    let build = Build { config, compiled, source, host: &host, own_copies, clock };
+    let computing = &devices[..];
     let own = (n_towers * config.towers.accumulate) as u64;
     let turn = Turn { group: own, stride: own * part.size as u64 };
     // Where this worker's examples of the step at hand begin.
@@ -216,15 +213,24 @@ pub fn assemble(
                     store.global_step()
                 }
             };
-            let trainer = build.trainer(towers, 0, store, None, at(rounds), turn)?;
-            (vec![trainer], "on parameter servers", config.cluster.mode.name())
+            let towers = (towers, computing);
+            let (trainer, local) = build.trainer(towers, 0, store, None, at(rounds), turn)?;
+            let mode = config.cluster.mode;
+            let words = if n_towers > 1 {
+                format!("{mode}, {local} in this worker")
+            } else {
+                mode.to_string()
+            };
+            (vec![trainer], "on parameter servers", words)
         }
         Fabric::Collective(mut link) => {
             let mut store = local(&mut position)?;
             agree(&mut *link, &mut store, &StateLayout::new(table, &settings))?;
             let position = at(store.global_step());
-            let trainer = build.trainer(towers, 0, Box::new(store), Some(link), position, turn)?;
-            (vec![trainer], in_words, "collective")
+            let (towers, link) = ((towers, computing), Some(link));
+            let (trainer, words) =
+                build.trainer(towers, 0, Box::new(store), link, position, turn)?;
+            (vec![trainer], in_words, words)
         }
         Fabric::Alone if config.towers.asynchronous => {
             let store = local(&mut position)?;
@@ -237,16 +243,20 @@ pub fn assemble(
                 .enumerate()
                 .map(|(i, (tower, store))| {
                     let position = position + (i * config.data.batch_size) as u64;
-                    build.trainer(vec![tower], i, Box::new(store), None, position, turn)
+                    // Each gradient goes to the shared variables in the host's memory.
+                    let tower = (vec![tower], &[][..]);
+                    let made = build.trainer(tower, i, Box::new(store), None, position, turn);
+                    made.map(|(trainer, _)| trainer)
                 })
                 .collect::<Result<Vec<_>>>()?;
-            (trainers, "shared on the CPU, updated by each tower on its own", "none")
+            (trainers, "shared on the CPU, updated by each tower on its own", "none".to_owned())
         }
         Fabric::Alone => {
             let store = local(&mut position)?;
-            let trainer = build.trainer(towers, 0, Box::new(store), None, position, turn)?;
-            let reducer = trainer.reducer.name();
-            (vec![trainer], in_words, reducer)
+            let towers = (towers, computing);
+            let (trainer, words) =
+                build.trainer(towers, 0, Box::new(store), None, position, turn)?;
+            (vec![trainer], in_words, words)
         }
     };
     Ok(Assembly {
@@ -306,40 +316,32 @@ struct Build<'a> {
     compiled: &'a Arc<Compiled>,
     source: &'a Arc<dyn Source>,
     host: &'a Arc<dyn Device>,
+    own_copies: bool,
     clock: &'a Arc<dyn Clock>,
 }
 
 impl Build<'_> {
     fn trainer(
         &self,
-        towers: Vec<Box<dyn Tower>>,
+        (towers, devices): (Vec<Box<dyn Tower>>, &[Arc<dyn Device>]),
         first_tower: usize,
         store: Box<dyn VariableStore>,
         link: Option<Box<dyn Link>>,
         position: u64,
         turn: Turn,
-    ) -> Result<Trainer> {
+    ) -> Result<(Trainer, String)> {
         let config = self.config;
         let n_batches = towers.len() * config.towers.accumulate;
         let table = Arc::new(self.compiled.table().clone());
-        let len = table.slab_len();
-        let mut grads = Vec::new();
-        for _ in 0..n_batches {
-            grads.push(self.host.alloc(len)?);
-        }
-        let reducer: Box<dyn GradientReducer> = match (config.reduce, link) {
-            (Reduce::Nccl, _) => bail!(DeviceError::Absent {
-                asked: "reduce: nccl".to_owned(),
-                reason: "this version averages in the host's memory; use reduce: cpu".to_owned(),
-            }),
-            (_, Some(link)) => {
-                let rows = table.rows().iter().map(|row| row.range()).collect();
-                let host = self.host.clone();
-                Box::new(collective(&config.cluster, host, n_batches, link, rows, len)?)
-            }
-            (Reduce::None, None) => Box::new(Independent),
-            (Reduce::Auto | Reduce::Cpu, None) => Box::new(CpuMean::new(self.host.clone())),
+        let gradients = Gradients {
+            config,
+            host: self.host,
+            devices,
+            own_copies: self.own_copies,
+            count: n_batches,
+            table: &table,
         };
+        let Averaging { reducer, grads, words } = gradients.average(link)?;
         let spec = PipelineSpec {
             seed: config.seed,
             shuffle: true,
@@ -361,7 +363,7 @@ impl Build<'_> {
         };
         let loss_names = self.compiled.loss_names();
         let n_losses = loss_names.len();
-        Ok(Trainer {
+        let trainer = Trainer {
             clock: self.clock.clone(),
             progress: Arc::default(),
             trace: None,
@@ -378,35 +380,7 @@ impl Build<'_> {
             grads,
             losses: vec![0.0; n_batches * n_losses],
             mean_losses: vec![0.0; n_losses],
-        })
+        };
+        Ok((trainer, words))
     }
-}
-
-/// Floats of a bucket that is exchanged while others are still being computed, at least: 1 MiB.
-const BUCKET: usize = 1 << 18;
-
-/// The mean over `n_slabs` gradients of `len` floats, with these rows, here and those of all workers; `host` adds
-/// up the ones that are here.
-pub fn collective(
-    config: &ClusterConfig,
-    host: Arc<dyn Device>,
-    n_slabs: usize,
-    link: Box<dyn Link>,
-    rows: Vec<Range<usize>>,
-    len: usize,
-) -> Result<CollectiveMean, ReduceError> {
-    let local = Box::new(CpuMean::undivided(host));
-    let topology = match config.exchange {
-        Exchange::Direct => Topology::Direct,
-        Exchange::Ring => Topology::Ring,
-    };
-    let wire = match config.wire {
-        WireConfig::F32 => Wire::F32,
-        WireConfig::Bf16 => Wire::Bf16,
-        WireConfig::F16 => Wire::F16,
-    };
-    // Larger than everything where nothing may go early.
-    let bucket = if config.overlap { BUCKET } else { usize::MAX };
-    let way = Way { topology, wire, segment: SEGMENT, rows, bucket };
-    CollectiveMean::new(local, link, way, n_slabs, len)
 }

@@ -46,6 +46,7 @@ cluster:
   replicas_to_aggregate: null  # default
   max_staleness: null  # default
   placement: even  # default
+  engine: auto  # default
   exchange: direct  # default
   wire: f32  # default
   overlap: true  # default

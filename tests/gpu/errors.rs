@@ -54,7 +54,14 @@ fn each_names_the_thing_and_what_to_do() {
         ("--num-gpus 1", ("FAKE_CUDA_FAIL", "launch:9:719"), &["GPU:0", "LAUNCH_FAILED", "dmesg"]),
         ("--num-gpus 2", ("FAKE_CUDA_FAIL", "launch:9:719@1"), &["tower_1", "GPU:1"]),
         ("--num-gpus 1", ("FAKE_CUDA_FAIL", "cublaslt:1:14"), &["GPU:0", "cuBLASLt"]),
-        ("--num-gpus 1 --reduce nccl", ("", ""), &["reduce: nccl"]),
+        ("--num-gpus 2", ("FAKE_CUDA_FAIL", "nccl:3:1"), &["GPU:0", "summing gradients by NCCL"]),
+        // Its stream stands still until the communicator is aborted.
+        ("--num-gpus 2", ("FAKE_CUDA_FAIL", "nccl_async:3:3"), &["GPU:0", "NCCL error 3"]),
+        (
+            "--num-gpus 2 --reduce nccl",
+            ("FAKE_CUDA_FAIL", "nccl_init:2:2"),
+            &["reduce: nccl", "error 2"],
+        ),
     ];
     for (flags, variable, words) in cases {
         let space = Space::new();
@@ -133,7 +140,7 @@ fn without_cudnn_own_kernels_convolve_and_the_header_says_so() {
     super::training::close(&space.checkpoint("own", 3), &space.checkpoint("cpu", 3), 1e-4);
 }
 
-fn copy_without(from: &std::path::Path, to: &std::path::Path, missing: &str) {
+pub(crate) fn copy_without(from: &std::path::Path, to: &std::path::Path, missing: &str) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

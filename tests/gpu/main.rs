@@ -4,6 +4,7 @@
 
 mod errors;
 mod fake;
+mod nccl;
 mod ops;
 mod training;
 

@@ -25,7 +25,7 @@ const NARROW: &str =
 type Env<'a> = &'a [(&'a str, &'a str)];
 
 /// Runs the program with the stand-in's GPUs; `None` where that cannot be built.
-fn run(space: &Space, args: &str, env: Env<'_>) -> Option<Ended> {
+pub(crate) fn run(space: &Space, args: &str, env: Env<'_>) -> Option<Ended> {
     let mut command = space.command(args);
     with_libraries(&mut command, libraries()?);
     command.env("XDG_CACHE_HOME", space.path("cache"));
@@ -57,7 +57,7 @@ fn gpus_learn_what_cpus_learn() {
         // Small steps: where two values of a window are nearly equal, another rounding may make the other one the maximum.
         let flags = format!("{NARROW} --max-steps {STEPS} --learning-rate 0.005");
         let file = format!("count{n}.json");
-        let on_gpus = format!("{flags} --num-gpus {n} --train-dir gpus{n}");
+        let on_gpus = format!("{flags} --num-gpus {n} --reduce cpu --train-dir gpus{n}");
         let Some(ended) = run(&space, &on_gpus, &[("FAKE_CUDA_TRACE", &file)]) else { return };
         let out = ended.code(0).out;
         assert!(out.contains("/device:GPU:0") && out.contains("Reduce:        cpu"), "{out}");

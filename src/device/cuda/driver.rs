@@ -86,6 +86,12 @@ impl Driver {
         self.check("asking what it is", card)
     }
 
+    /// The card's own name, the same in all processes of a machine.
+    pub(super) fn card_id(&self) -> Option<String> {
+        let id = self.context.uuid().ok()?;
+        Some(id.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
+    }
+
     /// Bytes that nobody has.
     pub(super) fn free(&self) -> u64 {
         self.context.mem_get_info().map_or(0, |(free, _)| free as u64)
@@ -189,6 +195,14 @@ pub struct Memory {
 impl Memory {
     pub(super) fn start(&self) -> Ptr {
         self.start
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.floats
     }
 
     /// Whether it lies on this GPU.

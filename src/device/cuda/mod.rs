@@ -3,7 +3,7 @@
 //! Reading order: `probe.rs` says what is there, `driver.rs` owns context, stream and memory, `kernels.rs` compiles
 //! `kernels/*.cu` and launches them. A program becomes tasks (`task.rs`), which are fused (`fuse.rs`), given algorithms and memory
 //! (`plan.rs`, with `gemm.rs` and `conv.rs` for the libraries and `scratch.rs` for own kernels), enqueued (`launch.rs`), and run as
-//! one recorded step (`exec.rs`).
+//! one recorded step (`exec.rs`). `libnccl.rs` finds NCCL, and `nccl.rs` sums over several GPUs by it.
 
 mod conv;
 mod driver;
@@ -12,6 +12,8 @@ mod fuse;
 mod gemm;
 mod kernels;
 mod launch;
+mod libnccl;
+mod nccl;
 mod plan;
 mod probe;
 mod scratch;
@@ -19,6 +21,8 @@ mod task;
 
 pub use driver::Memory;
 pub use kernels::keep_kernels_in;
+pub use libnccl::{UniqueId, look_for_nccl_in, nccl_lack, unique_id};
+pub use nccl::{CommGroup, Summand, card_id};
 pub use probe::{Gpu, Library, Probe, probe};
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
+use super::libnccl;
 use crate::device::DeviceError;
 
 /// A library that GPU towers would load.
@@ -131,14 +132,16 @@ fn libraries() -> Vec<Library> {
         // SAFETY: opens the library, which runs its initialisers, and closes it again; these are CUDA's own libraries.
         catch_unwind(|| unsafe { is_there() }).unwrap_or(false)
     };
-    let looked_for: [(&'static str, IsThere); 5] = [
+    let looked_for: [(&'static str, IsThere); 4] = [
         ("cuda driver", cudarc::driver::sys::is_culib_present),
         (NVRTC, cudarc::nvrtc::sys::is_culib_present),
         (CUBLASLT, cudarc::cublaslt::sys::is_culib_present),
         (CUDNN, cudarc::cudnn::sys::is_culib_present),
-        ("nccl", cudarc::nccl::sys::is_culib_present),
     ];
-    looked_for.map(|(name, is_there)| Library { name, present: present(is_there) }).to_vec()
+    let mut found =
+        looked_for.map(|(name, is_there)| Library { name, present: present(is_there) }).to_vec();
+    found.push(Library { name: "nccl", present: libnccl::nccl().is_ok() });
+    found
 }
 
 fn gpus() -> Result<Vec<Gpu>, String> {
