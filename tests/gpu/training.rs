@@ -18,7 +18,7 @@ use crate::fake::{inside, libraries, with_libraries};
 use crate::support::wave;
 
 /// The tutorial network on pictures drawn by the program; few at a time, since the GPUs are slow.
-const NARROW: &str =
+pub(crate) const NARROW: &str =
     "cifar10 --synthetic --batch-size 2 --set data.examples=100 --summary-every 0 --log-every 1";
 
 /// Variables of the environment.
