@@ -17,7 +17,7 @@ const KNOWN: &str = "nccl, pscpu, xring, nccl/pscpu, nccl/xring";
 /// What is wrong with it, and what is understood.
 pub fn all_reduce_spec(text: &str) -> Result<Vec<(&'static str, Value)>, String> {
     let parts: Vec<&str> = text.split(':').collect();
-    if parts.len() % 2 == 0 {
+    if parts.len().is_multiple_of(2) {
         return Err(format!("{text:?} is not well formed: sizes stand between two ways"));
     }
     for size in parts.iter().skip(1).step_by(2) {

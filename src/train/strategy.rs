@@ -320,10 +320,13 @@ struct Build<'a> {
     clock: &'a Arc<dyn Clock>,
 }
 
+/// Towers, and the devices of those that are in this process.
+type Towers<'a> = (Vec<Box<dyn Tower>>, &'a [Arc<dyn Device>]);
+
 impl Build<'_> {
     fn trainer(
         &self,
-        (towers, devices): (Vec<Box<dyn Tower>>, &[Arc<dyn Device>]),
+        (towers, devices): Towers<'_>,
         first_tower: usize,
         store: Box<dyn VariableStore>,
         link: Option<Box<dyn Link>>,
