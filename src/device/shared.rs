@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -130,6 +131,11 @@ impl Pool {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.file.as_raw_fd())
     }
 
+    /// Which memory it is, on this system. Where two processes see different ones, as in two containers, the path may lead to another.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(self.0.file.metadata()?.ino())
+    }
+
     /// Has a free slot filled, and tells which one. `None` where `len` is too much or no slot is free.
     pub fn fill(&mut self, len: usize, write: &mut dyn FnMut(&mut [u8])) -> Option<usize> {
         let free = |&slot: &usize| self.0.turn(slot).load(Ordering::Acquire) == FREE;
@@ -145,14 +151,14 @@ impl Pool {
 pub struct Borrowed(Arc<Mapping>);
 
 impl Borrowed {
-    /// Opens what [`Pool::path`] names.
+    /// Opens what [`Pool::path`] names, if it is what [`Pool::inode`] says.
     ///
     /// # Errors
-    /// Where it is not to be had from here, or is no such memory.
-    pub fn open(path: &str) -> io::Result<Self> {
+    /// Where it is not to be had from here, is another one, or no such memory.
+    pub fn open(path: &str, inode: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(path)?;
-        if !system::fits(&file, BYTES)? {
-            return Err(io::Error::other(format!("{path} is no memory to share")));
+        if file.metadata()?.ino() != inode || !system::fits(&file, BYTES)? {
+            return Err(io::Error::other(format!("{path} is not the memory that was lent")));
         }
         Ok(Self(Arc::new(Mapping::new(file)?)))
     }
@@ -195,7 +201,7 @@ mod tests {
     #[test]
     fn a_slot_is_free_again_when_it_was_read() {
         let mut pool = Pool::new().unwrap();
-        let borrowed = Borrowed::open(&pool.path()).unwrap();
+        let borrowed = Borrowed::open(&pool.path(), pool.inode().unwrap()).unwrap();
         assert!(borrowed.view(0, 1).is_none(), "nothing is in it");
         let fill = |pool: &mut Pool, byte| pool.fill(1000, &mut |bytes| bytes.fill(byte));
         let views: Vec<_> = (0..SLOTS)
@@ -217,11 +223,15 @@ mod tests {
         let mut pool = Pool::new().unwrap();
         assert_eq!(pool.fill(SLOT + 1, &mut |_| {}), None);
         let slot = pool.fill(SLOT, &mut |_| {}).unwrap();
-        let borrowed = Borrowed::open(&pool.path()).unwrap();
+        let inode = pool.inode().unwrap();
+        let borrowed = Borrowed::open(&pool.path(), inode).unwrap();
+        assert!(Borrowed::open(&Pool::new().unwrap().path(), inode).is_err(), "another one");
         assert!(borrowed.view(slot, SLOT + 1).is_none() && borrowed.view(SLOTS, 1).is_none());
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(BYTES as u64).unwrap();
-        assert!(Borrowed::open(file.path().to_str().unwrap()).is_err(), "it could shrink");
-        assert!(Borrowed::open("/proc/self/fd/9999").is_err());
+        let shrinks =
+            Borrowed::open(file.path().to_str().unwrap(), file.as_file().metadata().unwrap().ino());
+        assert!(shrinks.is_err(), "it could shrink");
+        assert!(Borrowed::open("/proc/self/fd/9999", inode).is_err());
     }
 }

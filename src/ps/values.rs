@@ -53,6 +53,7 @@ impl Versions {
             }
             self.before.push(std::mem::replace(&mut self.now, copy));
         }
+        // Nobody else has it now, so this does not fail.
         Arc::get_mut(&mut self.now).ok_or(PsError::Empty)
     }
 }

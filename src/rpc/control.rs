@@ -78,6 +78,10 @@ fn task_of(name: &str) -> Result<TaskId, Status> {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn lend(&self, request: Request<LendRequest>) -> Result<Response<LendReply>, Status> {
+        // Only who came by the Unix socket is known to be a process of the same user on this host; nobody else names files here.
+        if request.remote_addr().is_some() {
+            return Err(Status::permission_denied("memory is lent by the Unix socket only"));
+        }
         self.members.lent.accept(request.into_inner()).map(Response::new)
     }
 

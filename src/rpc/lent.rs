@@ -20,7 +20,7 @@ impl Lent {
     /// Takes an offer, in place of what the task has lent before.
     pub(super) fn accept(&self, offer: LendRequest) -> Result<LendReply, Status> {
         let unusable = |error: std::io::Error| Status::unavailable(error.to_string());
-        let memory = Arc::new(Borrowed::open(&offer.path).map_err(unusable)?);
+        let memory = Arc::new(Borrowed::open(&offer.path, offer.inode).map_err(unusable)?);
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = lent.iter().position(|(task, _)| *task == offer.task);
         let number = before.unwrap_or(lent.len());
@@ -56,8 +56,9 @@ impl Loan {
             return None;
         }
         let none = |error: &dyn std::fmt::Display| tracing::info!("nothing lent: {error}");
-        let pool = Pool::new().inspect_err(|error| none(error)).ok()?;
-        let offer = LendRequest { task: own.to_string(), path: pool.path() };
+        let made = Pool::new().and_then(|pool| Ok((pool.inode()?, pool)));
+        let (inode, pool) = made.inspect_err(|error| none(error)).ok()?;
+        let offer = LendRequest { task: own.to_string(), path: pool.path(), inode };
         let mut control = ControlClient::new(peer.channel.clone());
         let answer = peer.within(control.lend(offer)).await;
         let memory = answer.inspect_err(|error| none(error)).ok()?.into_inner().memory;
