@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use super::exit::Usage;
 use super::output::print;
 use crate::cluster::{DeviceKind, DeviceName};
-use crate::device::cpu::Isa;
+use crate::device::cpu::{Isa, IsaLimit};
 use crate::device::cuda;
 use crate::util::{cores, stats};
 
@@ -24,6 +25,23 @@ pub(super) fn look_for_nccl() {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
     let folders = homes.flat_map(|home| ["lib64", "lib"].map(|lib| PathBuf::from(&home).join(lib)));
     cuda::look_for_nccl_in(folders.filter(|folder| folder.is_absolute()).collect());
+}
+
+/// Names the instruction set that CPU kernels use at most, to see what another machine would do.
+const MAX_CPU_ISA: &str = "TFTRAIN_MAX_CPU_ISA";
+
+/// Limits CPU kernels as the environment says.
+#[allow(clippy::disallowed_methods, reason = "the one place where it is looked up")]
+pub(super) fn limit_instructions() -> Result<(), Usage> {
+    let Some(asked) = std::env::var_os(MAX_CPU_ISA) else { return Ok(()) };
+    let asked = asked.to_string_lossy().to_lowercase();
+    let known = IsaLimit::NAMES.iter().find(|(name, _)| *name == asked);
+    let (_, limit) = known.ok_or_else(|| {
+        let names = IsaLimit::NAMES.map(|(name, _)| name).join(", ");
+        Usage(format!("{MAX_CPU_ISA} is {asked:?}, and can be one of {names}"))
+    })?;
+    limit.set();
+    Ok(())
 }
 
 /// The devices by their full names, then the CUDA libraries.

@@ -39,7 +39,8 @@ pub fn main() -> ExitCode {
     log_to_stderr();
     devices::keep_kernels();
     devices::look_for_nccl();
-    match fail_beyond_size_limits().and_then(|()| dispatch(cli.command)) {
+    let ready = fail_beyond_size_limits().and_then(|()| Ok(devices::limit_instructions()?));
+    match ready.and_then(|()| dispatch(cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => exit::fail(&error),
     }

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{SMALL, Space};
+use crate::support::{Ended, SMALL, Space};
 
 /// `2026-11-29 19:27:40.337271: step 100, loss = 4.05 (2151.3 examples/sec; 0.059 sec/batch)`, taken apart.
 fn step_line(line: &str) -> Option<(u64, f64)> {
@@ -52,6 +52,21 @@ fn the_first_steps_are_drawn_when_asked_for() {
     assert!(
         steps.windows(2).all(|p| time(p[0], "ts") + time(p[0], "dur") <= time(p[1], "ts") + 1.0)
     );
+}
+
+#[test]
+fn fewer_instructions_give_the_same_bits() {
+    let space = Space::new();
+    let run = |limit: &str| {
+        let args = format!("{SMALL} --max-steps 3 --train-dir {limit}");
+        let mut command = space.command(&args);
+        let ended = Ended::from(command.env("TFTRAIN_MAX_CPU_ISA", limit).output().unwrap());
+        (ended, space.path(limit).join("model.ckpt-3.safetensors"))
+    };
+    let (portable, amx) = (run("portable"), run("amx"));
+    assert!(portable.0.code(0).out.contains("portable") && !amx.0.code(0).out.contains("portable"));
+    assert!(fs::read(portable.1).unwrap() == fs::read(amx.1).unwrap());
+    run("sse5").0.code(2).says(&["TFTRAIN_MAX_CPU_ISA", "sse5", "avx512_bf16"]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub use ctx::Ctx;
 pub use epilogue::Epilogue;
 pub use peak::Peaks;
 pub use products::Precision;
-pub use simd::Isa;
+pub use simd::{Isa, IsaLimit};
 
 use std::sync::Arc;
 

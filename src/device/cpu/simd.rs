@@ -18,15 +18,57 @@ pub enum Isa {
     Avx512,
 }
 
+/// What kernels may use at most, whatever the machine has: it then computes as a lesser one would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IsaLimit {
+    /// Nothing beyond the target.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 without products of bfloat16.
+    Avx512,
+    /// AVX-512 with them, but no tile registers.
+    Avx512Bf16,
+    /// Everything.
+    Amx,
+}
+
+static LIMIT: OnceLock<IsaLimit> = OnceLock::new();
+
+impl IsaLimit {
+    /// All, by the names that users write.
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("portable", Self::Portable),
+        ("avx2", Self::Avx2),
+        ("avx512", Self::Avx512),
+        ("avx512_bf16", Self::Avx512Bf16),
+        ("amx", Self::Amx),
+    ];
+
+    /// Holds for the whole process. Only the first call counts, before anything is computed.
+    pub fn set(self) {
+        let _ = LIMIT.set(self);
+    }
+
+    /// Whether kernels may use this.
+    pub(super) fn allows(self) -> bool {
+        self <= *LIMIT.get_or_init(|| Self::Amx)
+    }
+}
+
 impl Isa {
-    /// The widest instruction set of this machine.
+    /// The widest instruction set of this machine that [`IsaLimit`] allows.
     #[inline]
     pub fn detect() -> Self {
         static DETECTED: OnceLock<Isa> = OnceLock::new();
         *DETECTED.get_or_init(|| {
             #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                let wide = is_x86_feature_detected!("avx512f")
+            if IsaLimit::Avx2.allows()
+                && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+            {
+                let wide = IsaLimit::Avx512.allows()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512bw");

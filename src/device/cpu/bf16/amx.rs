@@ -13,10 +13,14 @@ pub(super) fn permitted() -> bool {
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn there() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
+
+    use super::super::{Isa, IsaLimit};
+
     const BF16: u32 = 1 << 22;
     const TILE: u32 = 1 << 24;
     // The rounding of operands and the epilogues around the tiles want AVX-512.
-    super::super::Isa::detect() == super::super::Isa::Avx512
+    Isa::detect() == Isa::Avx512
+        && IsaLimit::Amx.allows()
         && __cpuid(0).eax >= 7
         && __cpuid_count(7, 0).edx & (BF16 | TILE) == BF16 | TILE
 }

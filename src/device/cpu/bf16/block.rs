@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::super::simd::multiversion;
 use super::{BLOCK, COLUMNS, DEPTH, ROWS, TILE, Unit, amx};
-use crate::device::cpu::Isa;
+use crate::device::cpu::{Isa, IsaLimit};
 use crate::util::half::f32_from_bf16;
 
 /// One or two left tiles times two panels, over `outer` times `inner` tiles along the sum.
@@ -111,7 +111,9 @@ const GROUP: usize = 8;
 /// Whether this machine has `VDPBF16PS`, and what is used beside it.
 pub(super) fn has_avx512() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+    return Isa::detect() == Isa::Avx512
+        && IsaLimit::Avx512Bf16.allows()
+        && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
