@@ -30,7 +30,7 @@ pub fn shape_text(proto: &TensorShapeProto) -> String {
 
 /// Extents on the wire.
 pub fn shape_proto(shape: &[usize]) -> TensorShapeProto {
-    let dim = shape.iter().map(|&size| Dim { size: size as i64 }).collect();
+    let dim = shape.iter().map(|&size| Dim { size: size as i64, ..Dim::default() }).collect();
     TensorShapeProto { dim, unknown_rank: false }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(dtype: i32, dims: &[i64]) -> TensorProto {
-        let dim = dims.iter().map(|&size| Dim { size }).collect();
+        let dim = dims.iter().map(|&size| Dim { size, ..Dim::default() }).collect();
         let tensor_shape = Some(TensorShapeProto { dim, unknown_rank: false });
         TensorProto { dtype, tensor_shape, ..TensorProto::default() }
     }
