@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
     Predict(PredictArgs),
+    /// Run a graph that TensorFlow wrote, here or on a server, or only place it
+    Run(super::run_graph::RunArgs),
     /// Measure examples per second and their parts
     Bench(super::bench::BenchArgs),
     /// List the devices and the CUDA libraries that were found

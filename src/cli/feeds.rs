@@ -30,9 +30,8 @@ fn type_of(graph: &GraphDef, name: &str) -> Result<Option<DType>, String> {
     let input = Input::parse(name);
     let Some(node) = graph.node.iter().find(|node| node.name == input.node) else {
         let names = graph.node.iter().map(|node| &*node.name);
-        let near = names.max_by(|a, b| {
-            strsim::jaro(a, input.node).total_cmp(&strsim::jaro(b, input.node))
-        });
+        let near = names
+            .max_by(|a, b| strsim::jaro(a, input.node).total_cmp(&strsim::jaro(b, input.node)));
         return Err(format!(
             "the graph has no node {}; the nearest is {}",
             input.node,
@@ -78,9 +77,9 @@ fn from_literal(text: &str, wanted: Option<DType>) -> Result<Tensor, String> {
         values: &[Json],
         read: impl Fn(&Json) -> Option<T>,
     ) -> Result<Tensor, String> {
-        let parsed = values.iter().map(|value| {
-            read(value).ok_or_else(|| format!("{value} is no {}", T::DTYPE))
-        });
+        let parsed = values
+            .iter()
+            .map(|value| read(value).ok_or_else(|| format!("{value} is no {}", T::DTYPE)));
         let parsed: Vec<T> = parsed.collect::<Result<_, _>>()?;
         Tensor::new(extents, parsed).map_err(|error| error.message)
     }
@@ -177,9 +176,8 @@ fn converted<T: Number>(
     let dtype = wanted.unwrap_or(T::DTYPE);
     let values = || array.iter().copied();
     let shape = array.shape().to_vec();
-    let whole = |value: T| {
-        value.whole().ok_or_else(|| fail(format!("{} is no {dtype}", value.float())))
-    };
+    let whole =
+        |value: T| value.whole().ok_or_else(|| fail(format!("{} is no {dtype}", value.float())));
     macro_rules! integers {
         ($to:ty) => {{
             let narrow = |value: i64| {

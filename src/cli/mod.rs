@@ -16,8 +16,10 @@ mod launch;
 mod output;
 mod predict;
 mod run;
+mod run_graph;
 mod security;
 mod serve;
+mod sessions;
 mod setup;
 mod train;
 mod watchdog;
@@ -75,6 +77,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Eval(args) => eval::eval(&args),
         Command::Predict(args) => predict::predict(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Run(args) => run_graph::run(&args),
         Command::Devices => devices::devices(),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Data(args) => data::data(&args),

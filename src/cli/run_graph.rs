@@ -10,11 +10,14 @@ use clap::Args;
 use super::exit::Usage;
 use super::feeds;
 use super::output::{note, print};
+use super::setup;
 use crate::cluster::{ClusterSpec, TaskId};
-use crate::config;
+use crate::config::Layers;
 use crate::rpc::SessionClient;
 use crate::session::proto::*;
-use crate::session::{Cancellation, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, codec, read_graph};
+use crate::session::{
+    Cancellation, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, codec, read_graph,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -177,8 +180,11 @@ impl Target {
             return Err(Usage(words).into());
         }
         let spec = match &args.config {
-            Some(path) => config::load(path)?.cluster.spec()?,
-            None => ClusterSpec::local(),
+            Some(path) => {
+                let layers = setup::with_file(Layers::new(None), path)?;
+                layers.resolve()?.config.cluster.jobs
+            }
+            None => ClusterSpec::from_lists([("localhost", ["here:1"])])?,
         };
         // A session's nodes without a wish go to its master: the first task by job and index.
         let first = spec.all().map(|(task, _)| task).next();
@@ -251,11 +257,8 @@ impl Peers for Imagined {
 
     fn get_status(&self, task: &TaskId) -> Result<GetStatusResponse, OpError> {
         let name = format!("/job:{}/replica:0/task:{}/device:CPU:0", task.job, task.index);
-        let cpu = DeviceAttributes {
-            name,
-            device_type: "CPU".to_owned(),
-            ..DeviceAttributes::default()
-        };
+        let cpu =
+            DeviceAttributes { name, device_type: "CPU".to_owned(), ..DeviceAttributes::default() };
         Ok(GetStatusResponse { device_attributes: vec![cpu] })
     }
 

@@ -32,7 +32,10 @@ impl SessionClient {
             .connect_timeout(PATIENCE)
             .tcp_nodelay(true);
         let channel = runtime.block_on(endpoint.connect()).map_err(|error| {
-            OpError::unavailable(format!("grpc://{address} does not answer: {}", root_cause(&error)))
+            OpError::unavailable(format!(
+                "grpc://{address} does not answer: {}",
+                root_cause(&error)
+            ))
         })?;
         let client = MasterServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE)

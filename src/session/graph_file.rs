@@ -142,6 +142,11 @@ mod tests {
         assert!(fails("g.pb", &[0x0a, 0xff, 0xff, 0xff, 0x7f]).contains("g.pb"));
         assert!(fails("g.pb", b"").contains("no nodes"));
         assert!(fails("g.json", b"{}").contains(".pbtxt"));
-        assert!(read_graph(Path::new("/nowhere/g.pb")).unwrap_err().to_string().contains("/nowhere/g.pb"));
+        assert!(
+            read_graph(Path::new("/nowhere/g.pb"))
+                .unwrap_err()
+                .to_string()
+                .contains("/nowhere/g.pb")
+        );
     }
 }
