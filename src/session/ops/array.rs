@@ -1,7 +1,7 @@
 //! Operations that make tensors and change their shapes.
 
 use super::{Kernel, OpDef};
-use crate::session::{Node, OpError, Value};
+use crate::session::{Node, OpError, Value, codec};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Const", constant),
@@ -41,9 +41,11 @@ fn identity(_: &Node<'_>) -> Result<Kernel, OpError> {
 /// Only runs where nobody feeds it.
 fn placeholder(node: &Node<'_>) -> Result<Kernel, OpError> {
     let (name, dtype) = (node.name().to_owned(), node.dtype("dtype")?);
+    let known = node.shape("shape")?.filter(|shape| !shape.unknown_rank && !shape.dim.is_empty());
+    let shape = known.map_or(String::new(), |s| format!(" and shape {}", codec::shape_text(s)));
     Ok(Kernel::new(move |_| {
         Err(OpError::invalid(format!(
-            "You must feed a value for placeholder tensor '{name}' with dtype {dtype}"
+            "You must feed a value for placeholder tensor '{name}' with dtype {dtype}{shape}"
         )))
     }))
 }
