@@ -1,0 +1,5 @@
+//! Operations that read and write files.
+
+use super::OpDef;
+
+pub(super) const OPS: &[OpDef] = &[];

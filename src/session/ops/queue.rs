@@ -1,0 +1,5 @@
+//! Queues and conditional accumulators.
+
+use super::OpDef;
+
+pub(super) const OPS: &[OpDef] = &[];

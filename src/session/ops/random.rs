@@ -1,0 +1,5 @@
+//! Random numbers.
+
+use super::OpDef;
+
+pub(super) const OPS: &[OpDef] = &[];

@@ -1,0 +1,5 @@
+//! The updates of optimizers.
+
+use super::OpDef;
+
+pub(super) const OPS: &[OpDef] = &[];
