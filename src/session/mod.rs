@@ -22,6 +22,7 @@ pub use error::{Code, OpError};
 pub use node::{Input, Node};
 pub use resources::{Handle, Resources, Variable};
 pub use tensor::{DType, Data, Element, Tensor};
+use tensor::elements as tensor_elements;
 
 /// The messages of `tensorflow.proto`.
 #[allow(
