@@ -4,10 +4,10 @@ use super::array::whole;
 use super::broadcast::{self, axis, text};
 use super::number::{Number, numbers};
 use super::parts::around;
-use super::{Kernel, OpDef, context, no_kernel};
+use super::{Kernel, OpDef, context};
 use crate::device::cpu::Epilogue;
 use crate::device::cpu::gemm::{Matmul, matmul as gemm, matmul_scratch};
-use crate::session::{DType, Element, Node, OpError, Tensor, tensor_elements};
+use crate::session::{DType, Node, OpError, Tensor, tensor_elements};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Sum", reduction),

@@ -379,6 +379,13 @@ fn cut(value: &Tensor, at: usize, sizes: &[usize]) -> Result<Vec<Tensor>, OpErro
     Ok(parts)
 }
 
+/// The rows of a tensor, without their first extent.
+pub(super) fn rows(value: &Tensor) -> Result<Vec<Tensor>, OpError> {
+    let count = value.shape().first().copied().unwrap_or(0);
+    let row = value.shape().get(1..).unwrap_or_default();
+    cut(value, 0, &vec![1; count])?.into_iter().map(|part| part.reshaped(row)).collect()
+}
+
 fn unpack(node: &Node<'_>) -> Result<Kernel, OpError> {
     let (at, count) = (node.int("axis", 0)?, node.int("num", 0)?);
     Ok(Kernel::new(move |call| {
