@@ -106,6 +106,70 @@ pub fn remove_bundle(prefix: &Path) -> Result<(), IoError> {
     Ok(())
 }
 
+/// Makes one checkpoint of several that hold different tensors: their data files are renamed, their indices become one.
+///
+/// # Errors
+/// Where a part cannot be read or moved, or two hold a tensor of one name.
+pub fn merge_bundles(parts: &[PathBuf], to: &Path) -> Result<(), IoError> {
+    let path = index_path(to);
+    let parts: Result<Vec<Bundle>, IoError> = parts.iter().map(|part| Bundle::open(part)).collect();
+    let parts = parts?;
+    let shards = parts.iter().fold(0i32, |n, part| n.saturating_add(part.shards));
+    let (mut merged, mut first) = (BTreeMap::new(), 0);
+    for part in &parts {
+        for (name, entry) in &part.entries {
+            let moved = BundleEntry { shard: first + entry.shard, ..entry.clone() };
+            if entry.sliced || merged.insert(name.as_str(), moved).is_some() {
+                let reason = format!("tensor `{name}` is in two parts");
+                return Err(IoError::unwritable(&path, reason));
+            }
+        }
+        for shard in 0..part.shards {
+            let from = data_path(&part.prefix, shard, part.shards);
+            let to = data_path(to, first + shard, shards);
+            fs::rename(&from, &to).map_err(IoError::io(&from, "move"))?;
+        }
+        first += part.shards;
+    }
+    write_index(&path, shards, merged.iter().map(|(name, entry)| (*name, entry)))?;
+    for part in &parts {
+        let index = index_path(&part.prefix);
+        if index != path {
+            fs::remove_file(&index).map_err(IoError::io(&index, "remove"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes an index; names must ascend.
+fn write_index<'a>(
+    path: &Path,
+    shards: i32,
+    entries: impl Iterator<Item = (&'a str, &'a BundleEntry)>,
+) -> Result<(), IoError> {
+    let header = proto::Header {
+        num_shards: shards,
+        endianness: 0,
+        version: Some(proto::Version { producer: PRODUCER, min_consumer: 0 }),
+    };
+    let mut rows = vec![(&b""[..], header.encode_to_vec())];
+    rows.extend(entries.map(|(name, entry)| {
+        let dim = entry.shape.iter().map(|&size| proto::Dim { size: size as i64 }).collect();
+        let row = proto::Entry {
+            dtype: entry.dtype,
+            shape: Some(proto::ShapeProto { dim, unknown_rank: false }),
+            shard_id: entry.shard,
+            offset: entry.offset as i64,
+            size: entry.size as i64,
+            crc32c: entry.crc,
+            slices: Vec::new(),
+        };
+        (name.as_bytes(), row.encode_to_vec())
+    }));
+    let index = table::encode(rows.iter().map(|(name, entry)| (*name, entry.as_slice())));
+    write_atomic(path, |file| file.write_all(&index))
+}
+
 /// Writes a checkpoint: first the data, then the index, each at once or not at all.
 ///
 /// # Errors
@@ -123,12 +187,7 @@ pub fn write_bundle(
     if sorted.first().is_some_and(|tensor| tensor.0.is_empty()) {
         return Err(IoError::unwritable(&path, "a tensor has no name"));
     }
-    let header = proto::Header {
-        num_shards: 1,
-        endianness: 0,
-        version: Some(proto::Version { producer: PRODUCER, min_consumer: 0 }),
-    };
-    let mut entries = vec![(&b""[..], header.encode_to_vec())];
+    let mut entries = Vec::with_capacity(sorted.len());
     write_atomic(&data_path(prefix, 0, 1), |file| {
         let mut file = std::io::BufWriter::new(file);
         let mut offset = 0;
@@ -136,31 +195,21 @@ pub fn write_bundle(
             let (size, crc) = match data {
                 BundleData::Bytes(bytes) => {
                     file.write_all(bytes)?;
-                    (bytes.len(), masked_crc(bytes))
+                    (bytes.len() as u64, masked_crc(bytes))
                 }
                 BundleData::Strings(strings) => write_strings(&mut file, strings)?,
             };
-            let dim = shape.iter().map(|&size| proto::Dim { size: size as i64 }).collect();
-            let entry = proto::Entry {
-                dtype: *dtype,
-                shape: Some(proto::ShapeProto { dim, unknown_rank: false }),
-                shard_id: 0,
-                offset,
-                size: size as i64,
-                crc32c: crc,
-                slices: Vec::new(),
-            };
-            offset += size as i64;
-            entries.push((name.as_bytes(), entry.encode_to_vec()));
+            let (dtype, shape) = (*dtype, shape.to_vec());
+            entries.push((*name, BundleEntry { dtype, shape, sliced: false, shard: 0, offset, size, crc }));
+            offset += size;
         }
         file.flush()
     })?;
-    let index = table::encode(entries.iter().map(|(name, entry)| (*name, entry.as_slice())));
-    write_atomic(&path, |file| file.write_all(&index))
+    write_index(&path, 1, entries.iter().map(|(name, entry)| (*name, entry)))
 }
 
 /// Strings: their lengths, a checksum of these, their bytes. Returns size and checksum.
-fn write_strings(file: &mut impl Write, strings: &[Vec<u8>]) -> std::io::Result<(usize, u32)> {
+fn write_strings(file: &mut impl Write, strings: &[Vec<u8>]) -> std::io::Result<(u64, u32)> {
     let mut head = Vec::new();
     strings.iter().for_each(|s| put_varint(&mut head, s.len() as u64));
     let crc = lengths_crc(strings.iter().map(|s| s.len() as u64));
@@ -170,7 +219,7 @@ fn write_strings(file: &mut impl Write, strings: &[Vec<u8>]) -> std::io::Result<
     strings.iter().try_for_each(|s| file.write_all(s))?;
     let crc = crc32c::crc32c_append(crc, &check);
     let crc = strings.iter().fold(crc, |crc, s| crc32c::crc32c_append(crc, s));
-    Ok((head.len() + strings.iter().map(Vec::len).sum::<usize>(), mask(crc)))
+    Ok(((head.len() + strings.iter().map(Vec::len).sum::<usize>()) as u64, mask(crc)))
 }
 
 /// The checksum of lengths takes each as four bytes, or as eight where it needs them.

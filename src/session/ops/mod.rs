@@ -15,6 +15,7 @@ mod math;
 mod nn;
 mod number;
 mod parts;
+mod picture;
 mod queue;
 mod random;
 mod state;
@@ -104,12 +105,13 @@ impl OpDef {
     }
 }
 
-const FAMILIES: [&[OpDef]; 13] = [
+const FAMILIES: [&[OpDef]; 14] = [
     array::OPS,
     elementwise::OPS,
     flow::OPS,
     gather::OPS,
     parts::OPS,
+    picture::OPS,
     io::OPS,
     math::OPS,
     nn::OPS,
