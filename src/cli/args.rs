@@ -309,7 +309,7 @@ pub(crate) struct InspectArgs {
 pub(crate) enum InspectWhat {
     /// The tensors of a checkpoint, or of the newest one of a run
     Checkpoint {
-        /// File or run directory
+        /// File, prefix of TensorFlow's files, or run directory
         path: PathBuf,
     },
     /// The values of a TensorBoard event file, or of all of a run

@@ -112,6 +112,16 @@ choice! {
 }
 
 choice! {
+    /// What checkpoints are written as.
+    CheckpointFormat {
+        /// One safetensors file each.
+        Safetensors = "safetensors",
+        /// TensorFlow's own files, an index and data.
+        TensorFlow = "tensorflow",
+    }
+}
+
+choice! {
     /// How the towers' gradients are averaged.
     Reduce {
         /// The best the machine offers.

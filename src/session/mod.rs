@@ -47,6 +47,7 @@ pub use resources::{Handle, Resources, Variable};
 pub use session::{Running, Session};
 pub use tensor::{DType, Data, Element, Tensor};
 pub use worker::Worker;
+use tensor::elements as tensor_elements;
 
 /// The messages of `tensorflow.proto`.
 #[allow(

@@ -1,6 +1,6 @@
 //! What outlives a step: [`Variable`]s, and whatever else operations keep on a task by name.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -78,6 +78,31 @@ impl Variable {
     }
 }
 
+impl Variable {
+    /// Changes several variables at once. Locks are taken by address, so that two updates never wait for each other.
+    ///
+    /// # Errors
+    /// A variable has no value or is there twice, and what `change` says.
+    pub fn update_all<R>(
+        variables: &[Arc<Self>],
+        change: impl FnOnce(&mut [&mut Tensor]) -> Result<R, OpError>,
+    ) -> Result<R, OpError> {
+        let mut order: Vec<usize> = (0..variables.len()).collect();
+        order.sort_by_key(|&i| Arc::as_ptr(&variables[i]));
+        if order.windows(2).any(|w| Arc::ptr_eq(&variables[w[0]], &variables[w[1]])) {
+            return Err(OpError::invalid("a variable and its slots must be different variables"));
+        }
+        let mut guards: Vec<_> = order.iter().map(|&i| (i, lock(&variables[i].value))).collect();
+        guards.sort_by_key(|guard| guard.0);
+        let values: Result<Vec<&mut Tensor>, OpError> = guards
+            .iter_mut()
+            .zip(variables)
+            .map(|((_, guard), variable)| guard.as_mut().ok_or_else(|| variable.uninitialized()))
+            .collect();
+        change(&mut values?)
+    }
+}
+
 /// A thing of a task that operations are handed by reference: a resource variable, a queue, an accumulator.
 #[derive(Clone)]
 pub struct Handle {
@@ -102,17 +127,20 @@ impl Handle {
     }
 }
 
+/// Container, name and kind: as in TensorFlow, a queue and a variable of one name do not meet.
+type Key = (String, String, TypeId);
+
 /// The resources of one task, by container and name; they outlive sessions until somebody resets their container.
 #[derive(Default)]
 pub struct Resources {
-    things: Mutex<HashMap<(String, String), Arc<dyn Any + Send + Sync>>>,
+    things: Mutex<HashMap<Key, Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Resources {
-    /// What has this name in a container (the default one has an empty name), made where there is nothing yet.
+    /// What of this kind has this name in a container (the default one has an empty name), made where there is nothing yet.
     ///
     /// # Errors
-    /// What has the name is of another kind, and what `make` says.
+    /// What `make` says.
     pub fn find_or<T: Any + Send + Sync>(
         &self,
         container: &str,
@@ -120,7 +148,7 @@ impl Resources {
         make: impl FnOnce() -> Result<T, OpError>,
     ) -> Result<Arc<T>, OpError> {
         let mut things = lock(&self.things);
-        let key = (container.to_owned(), name.to_owned());
+        let key = (container.to_owned(), name.to_owned(), TypeId::of::<T>());
         let thing = match things.get(&key) {
             Some(thing) => thing.clone(),
             None => {
@@ -130,15 +158,16 @@ impl Resources {
             }
         };
         thing.downcast().map_err(|_| {
-            OpError::invalid(format!(
-                "the task has a resource {name} of another kind: another graph made it; reset its container or rename it"
-            ))
+            OpError::internal(format!("resource {name} is not of the kind that it is kept under"))
         })
     }
 
-    /// Forgets one resource; whether there was one.
-    pub fn remove(&self, container: &str, name: &str) -> bool {
-        lock(&self.things).remove(&(container.to_owned(), name.to_owned())).is_some()
+    /// Forgets what has this name, of any kind and in any container; whether there was something.
+    pub fn remove(&self, name: &str) -> bool {
+        let mut things = lock(&self.things);
+        let before = things.len();
+        things.retain(|(_, own, _), _| own != name);
+        things.len() < before
     }
 
     /// Forgets those of these containers, or of the default one where none is named.
@@ -147,6 +176,6 @@ impl Resources {
             [] => container.is_empty(),
             some => some.contains(container),
         };
-        lock(&self.things).retain(|(container, _), _| !gone(container));
+        lock(&self.things).retain(|(container, ..), _| !gone(container));
     }
 }

@@ -6,10 +6,16 @@
 //! the executor's own: they decide which nodes run.
 
 mod array;
+mod broadcast;
+mod elementwise;
 mod flow;
+mod gather;
 mod io;
 mod math;
 mod nn;
+mod number;
+mod parts;
+mod picture;
 mod queue;
 mod random;
 mod state;
@@ -19,7 +25,8 @@ mod train;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use super::{Call, Node, OpError};
+use super::{Call, DType, Node, OpError};
+use crate::device::cpu::{Ctx, Isa};
 
 /// A kernel's function.
 type Run = Box<dyn Fn(&mut Call<'_>) -> Result<(), OpError> + Send + Sync>;
@@ -44,6 +51,17 @@ impl Kernel {
     ) -> Self {
         Self { run: Box::new(run), blocks: true }
     }
+}
+
+/// Where and how wide the kernels that are shared with the trainer run.
+fn context() -> Ctx {
+    static CONTEXT: OnceLock<Ctx> = OnceLock::new();
+    *CONTEXT.get_or_init(|| Ctx { isa: Isa::detect(), threads: crate::util::cores() })
+}
+
+/// The operation exists, but not for this type.
+fn no_kernel(dtype: DType) -> OpError {
+    OpError::unimplemented(format!("this operation has no kernel for tensors of type {dtype}"))
 }
 
 /// How a kernel is made from a node.
@@ -87,9 +105,13 @@ impl OpDef {
     }
 }
 
-const FAMILIES: [&[OpDef]; 10] = [
+const FAMILIES: [&[OpDef]; 14] = [
     array::OPS,
+    elementwise::OPS,
     flow::OPS,
+    gather::OPS,
+    parts::OPS,
+    picture::OPS,
     io::OPS,
     math::OPS,
     nn::OPS,
