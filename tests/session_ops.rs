@@ -13,13 +13,18 @@ use tftrain::session::{
 const TOLERANCE: f64 = 2e-5;
 
 fn read(json: &Json) -> Tensor {
-    let shape: Vec<usize> =
-        json["shape"].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize).collect();
+    let shape: Vec<usize> = json["shape"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|dim| dim.as_u64().unwrap() as usize)
+        .collect();
     let values = json["values"].as_array().unwrap();
     let real = |v: &Json| v.as_f64().unwrap_or_else(|| v.as_str().unwrap().parse().unwrap());
     let whole = |v: &Json| v.as_i64().unwrap();
     // Bytes as characters of Latin-1.
-    let text = |v: &Json| v.as_str().unwrap().chars().map(|c| u32::from(c) as u8).collect::<Bytes>();
+    let text =
+        |v: &Json| v.as_str().unwrap().chars().map(|c| u32::from(c) as u8).collect::<Bytes>();
     match DType::from_wire(json["dtype"].as_i64().unwrap() as i32).unwrap() {
         DType::F32 => Tensor::new(shape, values.iter().map(|v| real(v) as f32).collect()),
         DType::F64 => Tensor::new(shape, values.iter().map(real).collect()),
@@ -82,7 +87,8 @@ fn operations_give_tensorflows_values() {
                 Ok(ours) => {
                     let theirs: Vec<Tensor> = outputs.iter().map(read).collect();
                     if !ours.iter().zip(&theirs).all(|(a, b)| close(a, b)) {
-                        faults.push(format!("{shown}:\n  ours {ours:?}\n  TensorFlow's {theirs:?}"));
+                        faults
+                            .push(format!("{shown}:\n  ours {ours:?}\n  TensorFlow's {theirs:?}"));
                     }
                 }
             },

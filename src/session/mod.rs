@@ -45,9 +45,9 @@ pub use program::Program;
 pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
 pub use session::{Running, Session};
+use tensor::elements as tensor_elements;
 pub use tensor::{DType, Data, Element, Tensor};
 pub use worker::Worker;
-use tensor::elements as tensor_elements;
 
 /// The messages of `tensorflow.proto`.
 #[allow(
