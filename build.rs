@@ -1,8 +1,25 @@
-//! Compiles the protocol with a protobuf compiler written in Rust, so that no `protoc` is needed.
+//! Compiles the protocols with a protobuf compiler written in Rust, so that no `protoc` is needed.
+
+use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=src/rpc/tftrain.proto");
-    let descriptors = protox::compile(["src/rpc/tftrain.proto"], ["src/rpc"])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    for file in ["rpc/tftrain.proto", "rpc/tensorflow.proto", "session/tensorflow.proto"] {
+        println!("cargo:rerun-if-changed=src/{file}");
+    }
+    let own = protox::compile(["src/rpc/tftrain.proto"], ["src/rpc"])?;
+    tonic_prost_build::configure().bytes(".").compile_fds(own)?;
+
+    // Messages without a network for `session`; the services around them for `rpc`.
+    let messages = protox::compile(["src/session/tensorflow.proto"], ["src"])?;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("tensorflow.bin"), messages.encode_to_vec())?;
+    tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(messages)?;
+    let services = protox::compile(["src/rpc/tensorflow.proto"], ["src"])?;
+    let folder = out.join("services");
+    std::fs::create_dir_all(&folder)?;
+    tonic_prost_build::configure()
+        .out_dir(folder)
+        .extern_path(".tensorflow", "crate::session::proto")
+        .compile_fds(services)?;
     Ok(())
 }

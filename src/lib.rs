@@ -8,6 +8,7 @@
 //! | 7 | [`train`] | the step, the hooks around it, and the one place that knows the mode |
 //! | 6 | [`rpc`] | tasks that talk: parameter servers and collectives over gRPC |
 //! | 5 | [`ps`] | which task holds what, and when a gradient is applied |
+//! | 5 | [`session`] | TensorFlow's sessions: graphs of clients, run as TensorFlow runs them |
 //! | 5 | [`tower`] | a replica of the model on a device |
 //! | 4 | [`store`] | where variables live and how they change |
 //! | 4 | [`reduce`] | where gradients meet |
@@ -32,6 +33,7 @@ pub mod optim;
 pub mod ps;
 pub mod reduce;
 pub mod rpc;
+pub mod session;
 pub mod store;
 pub mod tensor;
 pub mod tower;

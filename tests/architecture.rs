@@ -7,17 +7,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with those it may use; nobody uses its own layer or anything above.
-const LAYERS: [(&str, &str); 17] = [
+const LAYERS: [(&str, &str); 18] = [
     (
         "cli",
-        "train rpc tower ps store reduce model data io device graph config optim cluster tensor util",
+        "train rpc session tower ps store reduce model data io device graph config optim cluster tensor util",
     ),
     (
         "train",
-        "rpc tower ps store reduce model data io device graph config optim cluster tensor util",
+        "rpc session tower ps store reduce model data io device graph config optim cluster tensor util",
     ),
-    ("rpc", "ps tower store reduce data device graph optim cluster tensor util"),
+    ("rpc", "session ps tower store reduce data device graph optim cluster tensor util"),
     ("tower", "model data device cluster util"),
+    ("session", "device graph io cluster tensor util"),
     ("ps", "store device graph optim tensor util"),
     ("store", "device graph optim tensor util"),
     ("reduce", "device util"),

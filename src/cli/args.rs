@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Tell the classes of pictures: CIFAR records, PNG or JPEG files
     Predict(PredictArgs),
+    /// Run a graph that TensorFlow wrote, here or on a server, or only place it
+    Run(super::run_graph::RunArgs),
     /// Measure examples per second and their parts
     Bench(super::bench::BenchArgs),
     /// List the devices and the CUDA libraries that were found
@@ -307,7 +309,7 @@ pub(crate) struct InspectArgs {
 pub(crate) enum InspectWhat {
     /// The tensors of a checkpoint, or of the newest one of a run
     Checkpoint {
-        /// File or run directory
+        /// File, prefix of TensorFlow's files, or run directory
         path: PathBuf,
     },
     /// The values of a TensorBoard event file, or of all of a run

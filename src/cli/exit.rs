@@ -12,6 +12,7 @@ use crate::graph::GraphError;
 use crate::io::IoError;
 use crate::reduce::ReduceError;
 use crate::rpc::RpcError;
+use crate::session::{Code, GraphFileError, OpError};
 use crate::store::StoreError;
 use crate::tower::TowerError;
 use crate::train::{Diverged, NotFinite};
@@ -59,6 +60,7 @@ pub(super) fn code(error: &anyhow::Error) -> u8 {
             || cause.is::<ClusterError>()
             || cause.is::<Usage>()
             || cause.is::<GraphError>()
+            || cause.is::<GraphFileError>()
         {
             return USAGE;
         }
@@ -67,6 +69,13 @@ pub(super) fn code(error: &anyhow::Error) -> u8 {
         }
         if cause.is::<DataError>() {
             return 3;
+        }
+        if let Some(error) = cause.downcast_ref::<OpError>() {
+            return match error.code {
+                Code::Unavailable => 5,
+                Code::InvalidArgument | Code::Unimplemented | Code::NotFound => USAGE,
+                _ => 1,
+            };
         }
         if cause.is::<Diverged>() || cause.is::<NotFinite>() {
             return 6;

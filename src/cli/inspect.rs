@@ -12,9 +12,9 @@ use super::setup;
 use crate::config::{Layers, run_yaml};
 use crate::data::{Pictures, Split, load};
 use crate::graph::{Fusions, dump};
-use crate::io::{EventKind, checkpoint, read_events};
+use crate::io::{Bundle, EventKind, checkpoint, read_events};
 use crate::model::compile;
-use crate::tensor::HostTensor;
+use crate::tensor::{HostTensor, Shape};
 use crate::util::stats;
 
 /// Dispatches.
@@ -40,6 +40,9 @@ fn inspect_checkpoint(path: &Path) -> Result<u8> {
             .ok_or_else(|| Usage(format!("no checkpoint found in {}", path.display())))?,
         false => path.to_owned(),
     };
+    if let Some(prefix) = checkpoint::bundle_prefix(&path) {
+        return inspect_bundle(&prefix);
+    }
     let snapshot = checkpoint::load(&path)?;
     let mut text = format!("{}\nglobal_step: {}\n", path.display(), snapshot.global_step);
     for (key, value) in &snapshot.metadata {
@@ -47,6 +50,37 @@ fn inspect_checkpoint(path: &Path) -> Result<u8> {
     }
     for (name, tensor) in &snapshot.tensors {
         text += &format!("{name} {} {}\n", tensor.shape(), spread(tensor));
+    }
+    print(&text)
+}
+
+/// Every tensor of TensorFlow's checkpoint, whatever its type.
+fn inspect_bundle(prefix: &Path) -> Result<u8> {
+    let bundle = Bundle::open(prefix)?;
+    let mut text = format!("{}\n", prefix.display());
+    for (name, entry) in bundle.entries() {
+        let shape = Shape::from(entry.shape.as_slice());
+        let what = match (entry.type_name(), entry.sliced) {
+            (name, true) => format!("{name}, saved in parts"),
+            ("f32", false) => {
+                let bytes = bundle.read(name)?;
+                let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+                HostTensor::f32(&entry.shape, floats.collect())
+                    .map_or_else(|| "f32".to_owned(), |tensor| spread(&tensor))
+            }
+            ("string", false) => match bundle.read_strings(name)?.as_slice() {
+                [one] => format!("string {:?}", String::from_utf8_lossy(one)),
+                _ => "string".to_owned(),
+            },
+            (kind, false) => match (bundle.read(name)?.as_slice(), kind) {
+                (&[a, b, c, d], "i32") => format!("i32 {}", i32::from_le_bytes([a, b, c, d])),
+                (&[a, b, c, d, e, f, g, h], "i64") => {
+                    format!("i64 {}", i64::from_le_bytes([a, b, c, d, e, f, g, h]))
+                }
+                _ => kind.to_owned(),
+            },
+        };
+        text += &format!("{name} {shape} {what}\n");
     }
     print(&text)
 }

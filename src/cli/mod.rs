@@ -9,14 +9,17 @@ mod data;
 mod devices;
 mod eval;
 mod exit;
+mod feeds;
 mod header;
 mod inspect;
 mod launch;
 mod output;
 mod predict;
 mod run;
+mod run_graph;
 mod security;
 mod serve;
+mod sessions;
 mod setup;
 mod train;
 mod watchdog;
@@ -75,6 +78,7 @@ fn dispatch(command: Command) -> anyhow::Result<u8> {
         Command::Eval(args) => eval::eval(&args),
         Command::Predict(args) => predict::predict(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Run(args) => run_graph::run(&args),
         Command::Devices => devices::devices(),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Data(args) => data::data(&args),

@@ -17,10 +17,11 @@ use super::output::{Console, note, print};
 use super::setup::{self, Loaded};
 use super::watchdog::Watchdog;
 use crate::cluster::Place;
-use crate::config::{Resolved, RunConfig, run_yaml};
+use crate::config::{CheckpointFormat, Resolved, RunConfig, run_yaml};
 use crate::data::Source;
 use crate::io::{
-    CheckpointStore, EventWriter, MetricsWriter, RUN_FILE, Retention, TrainDir, write_atomic,
+    CheckpointStore, EventWriter, Format, MetricsWriter, RUN_FILE, Retention, TrainDir, checkpoint,
+    write_atomic,
 };
 use crate::model::{Compiled, Model};
 use crate::rpc::RpcError;
@@ -66,7 +67,10 @@ struct Life {
 impl Run<'_> {
     /// From the header to the last line; the value is the exit code.
     pub(super) fn go(&self) -> Result<u8> {
-        let load = || self.train_dir.as_ref().map(|dir| load_start(dir.path())).transpose();
+        let load = || {
+            let batch = self.resolved.config.data.batch_size;
+            self.train_dir.as_ref().map(|dir| load_start(dir.path(), batch)).transpose()
+        };
         let start = if self.args.resume { load()?.flatten() } else { None };
         let progress = Arc::<Progress>::default();
         let name = self.fellows.map(|(place, _)| place.task.to_string());
@@ -224,8 +228,12 @@ impl Run<'_> {
         let keep = &config.train.checkpoint;
         let retention =
             Retention { newest: keep.keep as usize, every_hours: keep.keep_every_hours };
+        let format = match keep.format {
+            CheckpointFormat::Safetensors => Format::Safetensors,
+            CheckpointFormat::TensorFlow => Format::TensorFlow,
+        };
         hooks.push(Box::new(CheckpointHook::new(
-            CheckpointStore::open(dir, retention, clock.clone())?,
+            CheckpointStore::open(dir, retention, clock.clone())?.with_format(format),
             metadata(config, self.compiled, self.source.classes()),
             keep.every_secs,
             keep.every_steps,
@@ -248,12 +256,17 @@ impl Run<'_> {
 }
 
 /// The newest checkpoint of a run that is resumed, and how many examples it had consumed.
-fn load_start(dir: &Path) -> Result<Option<(State, u64)>> {
+fn load_start(dir: &Path, batch: usize) -> Result<Option<(State, u64)>> {
     let Some(Loaded { path, state, metadata }) = setup::newest_checkpoint(dir)? else {
         note(&format!("{} holds no checkpoint: starting at step 0", dir.display()));
         return Ok(None);
     };
-    let position = metadata.get("position").and_then(|p| p.parse().ok());
+    // TensorFlow's own checkpoints do not tell it: as if every step had taken one batch.
+    let by_steps = || state.global_step.checked_mul(batch as u64);
+    let position = metadata
+        .get("position")
+        .and_then(|p| p.parse().ok())
+        .or_else(|| checkpoint::bundle_prefix(&path).and_then(|_| by_steps()));
     let position = position.with_context(|| {
         format!(
             "{} does not tell its data position; it was written by another program",

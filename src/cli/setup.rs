@@ -101,10 +101,14 @@ pub(super) fn with_flags(mut layers: Layers, args: &TrainArgs) -> Result<Layers>
     Ok(layers)
 }
 
-/// The configuration that a run directory was trained with.
+/// The configuration that a run directory was trained with. Where TensorFlow trained, there is none: the tutorial's network is assumed.
 pub(super) fn of_run(dir: &Path) -> Result<Resolved> {
     let path = dir.join(RUN_FILE);
     if !path.is_file() {
+        let newest = checkpoint::latest(dir).ok().flatten();
+        if newest.is_some_and(|path| checkpoint::bundle_prefix(&path).is_some()) {
+            return Ok(Layers::new(Some(ModelName::Cifar10.name())).resolve()?);
+        }
         let text = format!("{} holds no run: there is no {RUN_FILE} in it", dir.display());
         return Err(Usage(text).into());
     }

@@ -112,6 +112,16 @@ choice! {
 }
 
 choice! {
+    /// What checkpoints are written as.
+    CheckpointFormat {
+        /// One safetensors file each.
+        Safetensors = "safetensors",
+        /// TensorFlow's own files, an index and data.
+        TensorFlow = "tensorflow",
+    }
+}
+
+choice! {
     /// How the towers' gradients are averaged.
     Reduce {
         /// The best the machine offers.
@@ -136,6 +146,8 @@ choice! {
         Collective = "collective",
         /// One client that owns the variables and feeds towers on tasks that only serve.
         InGraph = "in-graph",
+        /// Nobody trains by itself: tasks of any jobs answer TensorFlow's clients.
+        Session = "session",
     }
 }
 

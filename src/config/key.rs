@@ -5,8 +5,8 @@ use std::ops::Bound;
 use serde_json::Value;
 
 use super::choice::{
-    ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OptimizerName, Placement,
-    Precision, Reduce, ScheduleName, VariablePlacement, Wire,
+    CheckpointFormat, ClusterMode, Convolution, DataName, Engine, Exchange, ModelName,
+    OptimizerName, Placement, Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
 
@@ -172,6 +172,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("train.checkpoint.every_steps", FROM_ONE).nullable(),
     key("train.checkpoint.keep", FROM_ZERO),
     key("train.checkpoint.keep_every_hours", Kind::Real(POSITIVE)).nullable(),
+    key("train.checkpoint.format", Kind::Choice(CheckpointFormat::NAMES)),
 ];
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Convolution, DataName, ModelName, Precision, Reduce, VariablePlacement};
+use super::choice::{
+    CheckpointFormat, Convolution, DataName, ModelName, Precision, Reduce, VariablePlacement,
+};
 use super::cluster::ClusterConfig;
 use super::error::ConfigError;
 use super::layers::Layers;
@@ -116,11 +118,19 @@ pub struct CheckpointConfig {
     pub keep: u64,
     /// Also keep for good one checkpoint per so many hours; `None` = none.
     pub keep_every_hours: Option<f64>,
+    /// What they are written as; either is read.
+    pub format: CheckpointFormat,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every_secs: Some(600.0), every_steps: None, keep: 5, keep_every_hours: None }
+        Self {
+            every_secs: Some(600.0),
+            every_steps: None,
+            keep: 5,
+            keep_every_hours: None,
+            format: CheckpointFormat::Safetensors,
+        }
     }
 }
 

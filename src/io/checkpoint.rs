@@ -1,13 +1,15 @@
-//! Checkpoints: snapshots in safetensors files, and TensorFlow's `checkpoint` state file that lists them.
+//! Checkpoints: snapshots in safetensors files or in TensorFlow's bundles, and TensorFlow's `checkpoint` state file that lists them.
 
 mod latest;
 mod snapshot;
 mod state;
 mod store;
+mod tensorflow;
 
 pub use latest::{latest, load_latest};
 pub use snapshot::{Snapshot, load};
-pub use store::{CheckpointStore, Retention};
+pub use store::{CheckpointStore, Format, Retention};
+pub use tensorflow::bundle_prefix;
 
 /// The state file's name in its directory.
 pub(crate) const STATE_FILE: &str = "checkpoint";
@@ -25,6 +27,14 @@ pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix(PREFIX)?.strip_suffix(".safetensors")?.parse().ok()?;
     // `parse` takes `+7` and `007` too, which this program never writes.
     (file_name(step) == name).then_some(step)
+}
+
+/// The step of the name of a bundle, or of a file of one; `None` for any other name.
+pub(crate) fn bundle_step_of(name: &str) -> Option<u64> {
+    let prefix = [".index", ".data-00000-of-00001"].iter().find_map(|end| name.strip_suffix(end));
+    let name = prefix.unwrap_or(name);
+    let step = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (format!("{PREFIX}{step}") == name).then_some(step)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! TensorBoard's event files: a TFRecord file of `Event` messages.
 
 mod histogram;
-mod proto;
+pub(crate) mod proto;
 mod reader;
 mod writer;
 

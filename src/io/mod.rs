@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 mod atomic;
+pub mod bundle;
 pub mod checkpoint;
 pub mod event;
 mod metrics;
@@ -11,7 +12,8 @@ mod trace;
 mod train_dir;
 
 pub use atomic::write_atomic;
-pub use checkpoint::{CheckpointStore, Retention, Snapshot};
+pub use bundle::{Bundle, BundleData, BundleEntry, write_bundle};
+pub use checkpoint::{CheckpointStore, Format, Retention, Snapshot};
 pub use event::{EventKind, EventRecord, EventWriter, read_events};
 pub use metrics::MetricsWriter;
 pub use record::{RecordReader, RecordWriter};

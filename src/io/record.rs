@@ -14,8 +14,13 @@ const FOOTER: u64 = 4;
 const TRUSTED_LENGTH: u64 = 1 << 20;
 
 /// CRC32C, rotated and shifted so that the checksum of data that holds checksums stays strong.
-fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+pub(super) fn masked_crc(bytes: &[u8]) -> u32 {
+    mask(crc32c::crc32c(bytes))
+}
+
+/// A checksum so changed that it can itself be part of what is checked.
+pub(super) fn mask(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// Appends records to a byte sink.

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::atomic::target_of_temporary;
-use super::checkpoint::{PREFIX, STATE_FILE, step_of};
+use super::checkpoint::{PREFIX, STATE_FILE, bundle_step_of, step_of};
 use super::{IoError, MetricsWriter};
 
 /// The file that is locked; it holds the process id and stays when the run ends.
@@ -108,7 +108,7 @@ fn is_ours(name: &str) -> bool {
     let name = target_of_temporary(name).unwrap_or(name);
     [STATE_FILE, MetricsWriter::FILE_NAME, RUN_FILE].contains(&name)
         || name.starts_with("events.out.tfevents.")
-        || step_of(name).is_some()
+        || step_of(name).or_else(|| bundle_step_of(name)).is_some()
 }
 
 /// Whether the directory holds an entry of such a name.
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_new_run_does_not_touch_an_old_one() {
         for name in
-            ["checkpoint", "metrics.jsonl", "model.ckpt-5.safetensors", "model.ckpt-5.index"]
+            ["checkpoint", "metrics.jsonl", "model.ckpt-5.safetensors", "model.ckpt-5.indices"]
         {
             let dir = tempfile::tempdir().unwrap();
             fill(dir.path(), &[name]);
@@ -228,7 +228,7 @@ mod tests {
     fn overwriting_removes_only_our_files() {
         let dir = tempfile::tempdir().unwrap();
         fill(dir.path(), &OURS);
-        let foreign = ["model.ckpt-5.index", "model.ckpt-x.safetensors", "notes.txt", "a.tmp"];
+        let foreign = ["model.ckpt-5.indices", "model.ckpt-x.safetensors", "notes.txt", "a.tmp"];
         fill(dir.path(), &foreign);
         let inner = dir.path().join("events.out.tfevents.dir");
         fs::create_dir(&inner).unwrap();

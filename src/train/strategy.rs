@@ -209,9 +209,10 @@ pub fn assemble(
         Fabric::Parameters(store) => {
             let rounds = match config.cluster.mode {
                 ClusterMode::PsAsync => store.global_step() / part.size as u64,
-                ClusterMode::PsSync | ClusterMode::Collective | ClusterMode::InGraph => {
-                    store.global_step()
-                }
+                ClusterMode::PsSync
+                | ClusterMode::Collective
+                | ClusterMode::InGraph
+                | ClusterMode::Session => store.global_step(),
             };
             let towers = (towers, computing);
             let (trainer, local) = build.trainer(towers, 0, store, None, at(rounds), turn)?;

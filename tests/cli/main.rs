@@ -3,6 +3,7 @@
 mod chaos;
 mod cluster;
 mod eval;
+mod graphs;
 mod refusals;
 mod resume;
 mod runs;

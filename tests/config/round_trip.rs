@@ -67,6 +67,7 @@ train:
     every_steps: null  # default
     keep: 5  # default
     keep_every_hours: null  # default
+    format: safetensors  # default
 "
     );
 }

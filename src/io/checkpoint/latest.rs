@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::snapshot::{Snapshot, load};
 use super::state::StateFile;
-use super::step_of;
+use super::{bundle_prefix, bundle_step_of, step_of};
 use crate::io::IoError;
 
 /// The newest checkpoint of `dir` that is there, by the state file; where that is missing or damaged, by
@@ -16,7 +16,7 @@ use crate::io::IoError;
 /// Where `dir` cannot be listed.
 pub fn latest(dir: &Path) -> Result<Option<PathBuf>, IoError> {
     let (candidates, _) = candidates(dir)?;
-    Ok(candidates.into_iter().find(|path| path.is_file()))
+    Ok(candidates.into_iter().find(|path| path.is_file() || bundle_prefix(path).is_some()))
 }
 
 /// Loads the newest checkpoint of `dir` that is whole. Beside it come the files that were skipped, newest
@@ -57,20 +57,25 @@ fn candidates(dir: &Path) -> Result<(Vec<PathBuf>, Option<IoError>), IoError> {
     };
     let named = std::iter::once(state.latest).filter(|name| !name.is_empty());
     let listed = named.chain(state.all.into_iter().rev());
-    let on_disk = steps(dir)?.into_iter().rev().map(super::file_name);
+    let on_disk = on_disk(dir)?.into_iter().rev().map(|(_, name)| name);
     let mut seen = HashSet::new();
     let paths = listed.chain(on_disk).map(|name| dir.join(name));
     Ok((paths.filter(|path| seen.insert(path.clone())).collect(), fault))
 }
 
-/// The steps of all checkpoints in the directory, ascending.
-pub(crate) fn steps(dir: &Path) -> Result<Vec<u64>, IoError> {
+/// Steps and names of all checkpoints in the directory, by step.
+pub(crate) fn on_disk(dir: &Path) -> Result<Vec<(u64, String)>, IoError> {
     let entries = fs::read_dir(dir).map_err(IoError::io(dir, "list"))?;
-    let mut steps = Vec::new();
+    let mut found = Vec::new();
     for entry in entries {
         let name = entry.map_err(IoError::io(dir, "list"))?.file_name();
-        steps.extend(name.to_str().and_then(step_of));
+        let Some(name) = name.to_str() else { continue };
+        if let Some(step) = step_of(name) {
+            found.push((step, name.to_owned()));
+        } else if let Some(prefix) = name.strip_suffix(".index") {
+            found.extend(bundle_step_of(prefix).map(|step| (step, prefix.to_owned())));
+        }
     }
-    steps.sort_unstable();
-    Ok(steps)
+    found.sort_unstable();
+    Ok(found)
 }

@@ -13,6 +13,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use super::bundle_prefix;
 use crate::io::{IoError, write_atomic};
 use crate::tensor::HostTensor;
 
@@ -62,7 +63,7 @@ impl Snapshot {
 }
 
 /// The values as they lie in memory; copied only where they are not row-major.
-fn bytes_of(tensor: &HostTensor) -> Cow<'_, [u8]> {
+pub(super) fn bytes_of(tensor: &HostTensor) -> Cow<'_, [u8]> {
     match tensor {
         HostTensor::F32(a) => match a.as_slice() {
             Some(values) => Cow::Borrowed(bytemuck::cast_slice(values)),
@@ -126,12 +127,15 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a checkpoint and checks sizes and digests.
+/// Reads a checkpoint and checks sizes and digests. `path` may be the prefix of TensorFlow's files.
 ///
 /// # Errors
 /// [`IoError::Io`] where the file cannot be read, [`IoError::Damaged`] where it is not what
-/// [`CheckpointStore::save`](super::CheckpointStore::save) wrote.
+/// [`CheckpointStore::save`](super::CheckpointStore::save) or TensorFlow wrote.
 pub fn load(path: &Path) -> Result<Snapshot, IoError> {
+    if let Some(prefix) = bundle_prefix(path) {
+        return super::tensorflow::load(&prefix);
+    }
     let failed = IoError::io(path, "read");
     let damaged = |reason: String| IoError::damaged(path, reason);
     let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));

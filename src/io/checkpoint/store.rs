@@ -6,12 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::latest::steps;
+use super::latest::on_disk;
 use super::snapshot::Snapshot;
 use super::state::StateFile;
-use super::{STATE_FILE, file_name, step_of};
+use super::{PREFIX, STATE_FILE, bundle_step_of, file_name, step_of};
 use crate::io::IoError;
 use crate::io::atomic::target_of_temporary;
+use crate::io::bundle::remove_bundle;
 use crate::util::clock::Clock;
 
 /// Which checkpoints stay, by the rules of TensorFlow's `Saver`.
@@ -38,11 +39,22 @@ impl Retention {
     }
 }
 
+/// What a checkpoint is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// One safetensors file.
+    #[default]
+    Safetensors,
+    /// TensorFlow's bundle: `model.ckpt-7.index` and its data file.
+    TensorFlow,
+}
+
 /// Saves the checkpoints of one run. The run should hold the directory's lock
 /// ([`TrainDir`](crate::io::TrainDir)).
 pub struct CheckpointStore {
     dir: PathBuf,
     retention: Retention,
+    format: Format,
     clock: Arc<dyn Clock>,
     /// What the state file lists, oldest first: name and time of saving.
     kept: Vec<(String, f64)>,
@@ -72,12 +84,12 @@ impl CheckpointStore {
         let state = match StateFile::read(dir) {
             Ok(Some(state)) => state,
             Ok(None) | Err(_) => {
-                let steps = steps(dir)?;
+                let found = on_disk(dir)?;
                 let unlisted = match retention.newest {
                     0 => 0,
-                    n => steps.len().saturating_sub(n),
+                    n => found.len().saturating_sub(n),
                 };
-                let all = steps[unlisted..].iter().copied().map(file_name).collect();
+                let all = found.into_iter().skip(unlisted).map(|(_, name)| name).collect();
                 StateFile { all, ..StateFile::default() }
             }
         };
@@ -87,11 +99,19 @@ impl CheckpointStore {
             .into_iter()
             .zip(times)
             // Only files of this program, in this directory, may ever be deleted.
-            .filter(|(name, _)| step_of(name).is_some())
+            .filter(|(name, _)| step_of(name).or_else(|| bundle_step_of(name)).is_some())
             .map(|(name, time)| (name, time.unwrap_or(now)))
             .collect();
         let last_preserved = state.last_preserved.unwrap_or(now);
-        Ok(Self { dir: dir.to_owned(), retention, clock, kept, last_preserved })
+        let format = Format::default();
+        Ok(Self { dir: dir.to_owned(), retention, format, clock, kept, last_preserved })
+    }
+
+    /// Writes further checkpoints in another format.
+    #[must_use]
+    pub fn with_format(mut self, format: Format) -> Self {
+        self.format = format;
+        self
     }
 
     /// Saves `snapshot`, then deletes what falls out of the retention. A checkpoint of the same step is
@@ -101,9 +121,15 @@ impl CheckpointStore {
     /// Where the disk refuses or the snapshot uses reserved names. Earlier files are then untouched and
     /// still listed.
     pub fn save(&mut self, snapshot: &Snapshot) -> Result<PathBuf, IoError> {
-        let name = file_name(snapshot.global_step);
+        let name = match self.format {
+            Format::Safetensors => file_name(snapshot.global_step),
+            Format::TensorFlow => format!("{PREFIX}{}", snapshot.global_step),
+        };
         let path = self.dir.join(&name);
-        snapshot.save(&path)?;
+        match self.format {
+            Format::Safetensors => snapshot.save(&path)?,
+            Format::TensorFlow => super::tensorflow::save(snapshot, &path)?,
+        }
 
         let mut kept = self.kept.clone();
         kept.retain(|(other, _)| *other != name);
@@ -126,7 +152,11 @@ impl CheckpointStore {
 
         // Last, so that the state file never lists what is gone.
         for name in dropped {
-            remove(&self.dir.join(name))?;
+            let path = self.dir.join(&name);
+            match step_of(&name) {
+                Some(_) => remove(&path)?,
+                None => remove_bundle(&path)?,
+            }
         }
         Ok(path)
     }
@@ -159,7 +189,8 @@ fn remove_temporaries(dir: &Path) -> Result<(), IoError> {
         let entry = entry.map_err(IoError::io(dir, "list"))?;
         let name = entry.file_name();
         let target = name.to_str().and_then(target_of_temporary);
-        if target.is_some_and(|target| target == STATE_FILE || step_of(target).is_some()) {
+        let of_checkpoint = |name: &str| step_of(name).or_else(|| bundle_step_of(name)).is_some();
+        if target.is_some_and(|target| target == STATE_FILE || of_checkpoint(target)) {
             remove(&entry.path())?;
         }
     }

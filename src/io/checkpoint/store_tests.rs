@@ -38,7 +38,7 @@ impl Run {
     }
 
     fn steps(&self) -> Vec<u64> {
-        steps(self.dir.path()).unwrap()
+        on_disk(self.dir.path()).unwrap().into_iter().map(|(step, _)| step).collect()
     }
 
     fn state(&self) -> StateFile {
@@ -207,7 +207,7 @@ fn a_hostile_state_file_deletes_nothing_else() {
     let mut store = CheckpointStore::open(&inner, retention, run.clock.clone()).unwrap();
     (1..=3).for_each(|step| drop(store.save(&snapshot(step)).unwrap()));
     assert_eq!(fs::read_to_string(&victim).unwrap(), "mine");
-    assert_eq!(steps(&inner).unwrap(), [3]);
+    assert_eq!(on_disk(&inner).unwrap(), [(3, file_name(3))]);
 }
 
 #[test]
@@ -277,4 +277,32 @@ fn a_directory_that_vanishes_is_an_error() {
     fs::remove_dir(&inner).unwrap();
     let error = store.save(&snapshot(1)).unwrap_err();
     assert!(error.to_string().contains("model.ckpt-1.safetensors"), "{error}");
+}
+
+#[test]
+fn tensorflows_format_is_kept_beside_ours() {
+    let run = Run::new();
+    let mut store = run.open(2, None);
+    store.save(&snapshot(1)).unwrap();
+    let mut store = run.open(2, None).with_format(Format::TensorFlow);
+    let metadata = std::collections::BTreeMap::from([("position".to_owned(), "128".to_owned())]);
+    for step in 2..=4 {
+        let snapshot = Snapshot { metadata: metadata.clone(), ..snapshot(step) };
+        let path = store.save(&snapshot).unwrap();
+        assert_eq!(path, run.dir.path().join(format!("model.ckpt-{step}")));
+    }
+    assert_eq!(run.state().latest, "model.ckpt-4");
+    assert_eq!(run.state().all, ["model.ckpt-3", "model.ckpt-4"]);
+    assert_eq!(run.steps(), [3, 4], "older ones of either format are gone");
+    let (path, loaded, skipped) = load_latest(run.dir.path()).unwrap().unwrap();
+    assert_eq!((path, skipped.len()), (run.dir.path().join("model.ckpt-4"), 0));
+    let mut expected = snapshot(4).tensors;
+    expected.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!((loaded.global_step, loaded.tensors, loaded.metadata), (4, expected, metadata));
+
+    // Cut short, it is passed over.
+    fs::write(run.dir.path().join("model.ckpt-4.index"), "").unwrap();
+    let (path, _, skipped) = load_latest(run.dir.path()).unwrap().unwrap();
+    assert_eq!(path, run.dir.path().join("model.ckpt-3"));
+    assert!(skipped[0].1.to_string().contains("too short for a table"), "{}", skipped[0].1);
 }

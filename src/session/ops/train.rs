@@ -1,0 +1,120 @@
+//! The updates of optimizers, of variables by reference and as resources.
+
+use std::sync::Arc;
+
+use super::broadcast::text;
+use super::number::reals;
+use super::{Kernel, OpDef};
+use crate::session::{Call, Element, Node, OpError, Value, Variable};
+
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("ApplyGradientDescent", gradient_descent).refs(1).reference(),
+    OpDef::new("ApplyMomentum", momentum).refs(2).reference(),
+    OpDef::new("ApplyAdagrad", adagrad).refs(2).reference(),
+    OpDef::new("ApplyAdagradV2", adagrad).refs(2).reference(),
+    OpDef::new("ApplyAdam", adam).refs(3).reference(),
+    OpDef::new("ApplyRMSProp", rms_prop).refs(3).reference(),
+    OpDef::new("ResourceApplyGradientDescent", gradient_descent),
+    OpDef::new("ResourceApplyMomentum", momentum),
+    OpDef::new("ResourceApplyAdagrad", adagrad),
+    OpDef::new("ResourceApplyAdagradV2", adagrad),
+    OpDef::new("ResourceApplyAdam", adam),
+    OpDef::new("ResourceApplyRMSProp", rms_prop),
+];
+
+/// Runs `rule` on the elements of a variable and its slots and that of the gradient, once all are found to be of one shape.
+fn apply<T: Element + Copy, const N: usize>(
+    call: &mut Call<'_>,
+    gradient: usize,
+    rule: impl Fn(&mut [T; N], T),
+) -> Result<(), OpError> {
+    let variables: Result<Vec<Arc<Variable>>, OpError> = (0..N).map(|i| call.variable(i)).collect();
+    let (variables, gradient) = (variables?, call.tensor(gradient)?);
+    Variable::update_all(&variables, |values| {
+        if let Some(other) = values.iter().find(|value| value.shape() != gradient.shape()) {
+            return Err(OpError::invalid(format!(
+                "var and grad do not have the same shape {} {}",
+                text(other.shape()),
+                text(gradient.shape())
+            )));
+        }
+        let slices: Result<Vec<&mut [T]>, OpError> =
+            values.iter_mut().map(|value| value.slice_mut::<T>()).collect();
+        let mut slices = slices?;
+        for (i, &g) in gradient.slice::<T>()?.iter().enumerate() {
+            let mut elements = std::array::from_fn(|k| slices[k][i]);
+            rule(&mut elements, g);
+            slices.iter_mut().zip(elements).for_each(|(slice, x)| slice[i] = x);
+        }
+        Ok(())
+    })?;
+    if let Value::Ref(variable) = call.value(0)? {
+        let variable = variable.clone();
+        call.set_value(0, Value::Ref(variable));
+    }
+    Ok(())
+}
+
+fn gradient_descent(node: &Node<'_>) -> Result<Kernel, OpError> {
+    reals!(node.dtype("T")?, T => Ok(Kernel::new(|call| {
+        let rate = call.tensor(1)?.item::<T>()?;
+        apply(call, 2, |[x]: &mut [T; 1], g| *x -= rate * g)
+    })))
+}
+
+fn momentum(node: &Node<'_>) -> Result<Kernel, OpError> {
+    let nesterov = node.bool("use_nesterov", false)?;
+    reals!(node.dtype("T")?, T => Ok(Kernel::new(move |call| {
+        let (rate, momentum) = (call.tensor(2)?.item::<T>()?, call.tensor(4)?.item::<T>()?);
+        apply(call, 3, |[x, velocity]: &mut [T; 2], g| {
+            *velocity = *velocity * momentum + g;
+            *x -= match nesterov {
+                true => g * rate + *velocity * momentum * rate,
+                false => rate * *velocity,
+            };
+        })
+    })))
+}
+
+fn adagrad(node: &Node<'_>) -> Result<Kernel, OpError> {
+    let update = node.bool("update_slots", true)?;
+    let second = node.op().ends_with("V2");
+    reals!(node.dtype("T")?, T => Ok(Kernel::new(move |call| {
+        let rate = call.tensor(2)?.item::<T>()?;
+        let epsilon = if second { call.tensor(3)?.item::<T>()? } else { 0.0 };
+        apply(call, if second { 4 } else { 3 }, |[x, sum]: &mut [T; 2], g| {
+            if update {
+                *sum += g * g;
+            }
+            *x -= g * rate / (sum.sqrt() + epsilon);
+        })
+    })))
+}
+
+fn adam(node: &Node<'_>) -> Result<Kernel, OpError> {
+    let nesterov = node.bool("use_nesterov", false)?;
+    reals!(node.dtype("T")?, T => Ok(Kernel::new(move |call| {
+        let scalar = |i: usize| call.tensor(i)?.item::<T>();
+        let (power1, power2, rate) = (scalar(3)?, scalar(4)?, scalar(5)?);
+        let (beta1, beta2, epsilon) = (scalar(6)?, scalar(7)?, scalar(8)?);
+        let alpha = rate * (1.0 - power2).sqrt() / (1.0 - power1);
+        apply(call, 9, |[x, m, v]: &mut [T; 3], g| {
+            *m += (g - *m) * (1.0 - beta1);
+            *v += (g * g - *v) * (1.0 - beta2);
+            let step = if nesterov { g * (1.0 - beta1) + beta1 * *m } else { *m };
+            *x -= step * alpha / (v.sqrt() + epsilon);
+        })
+    })))
+}
+
+fn rms_prop(node: &Node<'_>) -> Result<Kernel, OpError> {
+    reals!(node.dtype("T")?, T => Ok(Kernel::new(move |call| {
+        let scalar = |i: usize| call.tensor(i)?.item::<T>();
+        let (rate, rho, momentum, epsilon) = (scalar(3)?, scalar(4)?, scalar(5)?, scalar(6)?);
+        apply(call, 7, |[x, mean, velocity]: &mut [T; 3], g| {
+            *mean += (g * g - *mean) * (1.0 - rho);
+            *velocity = *velocity * momentum + g * rate / (*mean + epsilon).sqrt();
+            *x -= *velocity;
+        })
+    })))
+}
