@@ -23,7 +23,7 @@ use crate::rpc::{
 };
 use crate::store::{LocalStore, State, StateLayout, VariableStore};
 use crate::tower::Tower;
-use crate::train::{Fabric, Part, Training, computing_tasks, has_client, store_settings};
+use crate::train::{Fabric, Part, Training, computing_tasks, has_any_jobs, has_client, store_settings};
 use crate::util::clock::Clock;
 
 /// Where this process stands: flags over file over environment; `None` for a run without a cluster.
@@ -34,7 +34,7 @@ pub(super) fn place(config: &RunConfig, args: &TrainArgs) -> Result<Option<Place
         worker_hosts: args.cluster.worker_hosts.clone(),
         job_name: args.cluster.job_name.clone(),
         task_index: args.cluster.task_index,
-        client: has_client(config),
+        client: has_any_jobs(config),
     };
     let jobs = &config.cluster.jobs;
     let file = (!jobs.is_empty()).then_some(("the configuration", jobs));

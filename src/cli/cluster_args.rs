@@ -28,6 +28,9 @@ pub(crate) struct ClusterArgs {
     /// The key of this task's certificate
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<String>,
+    /// Let everybody who reaches this task use it by TensorFlow's protocol, which knows neither tokens nor certificates
+    #[arg(long)]
+    pub(crate) insecure_sessions: bool,
     /// Seconds to wait for the other tasks at the start, and for a parameter server that died
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub(crate) rendezvous_timeout: u64,

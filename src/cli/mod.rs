@@ -17,6 +17,7 @@ mod predict;
 mod run;
 mod security;
 mod serve;
+mod sessions;
 mod setup;
 mod train;
 mod watchdog;

@@ -13,7 +13,7 @@ use super::exit::{Refused, Usage};
 use super::output::note;
 use super::run::Run;
 use super::serve::Serve;
-use super::{cluster, eval, launch, setup};
+use super::{cluster, eval, launch, sessions, setup};
 use crate::config::{Layers, Origin, Resolved, TowerDevices, differences};
 use crate::data::Split;
 use crate::device::DeviceError;
@@ -49,6 +49,9 @@ fn start(
     }
     let soft = args.allow_soft_placement == Some(true);
     let duty = place.as_ref().map(|place| duty(&resolved.config, place)).transpose()?;
+    if let (Some(place), Some(Duty::Sessions)) = (&place, &duty) {
+        return sessions::serve(&resolved.config, place, &args.cluster, &*clock, &signal);
+    }
     if duty.as_ref().is_none_or(Duty::computes) {
         place_towers(&mut resolved, soft)?;
     }
@@ -73,7 +76,7 @@ fn start(
             Duty::Evaluation if !only_serve => {
                 return eval::eval(&EvalArgs::following(&config.train.dir, config.train.max_steps));
             }
-            Duty::Training(_) | Duty::Evaluation => {
+            Duty::Training(_) | Duty::Evaluation | Duty::Sessions => {
                 let task = &place.task;
                 let text = format!("{task} serves nobody in mode {}", config.cluster.mode);
                 return Err(Usage(format!("{text}; start it with `tftrain --config`")).into());

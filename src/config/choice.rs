@@ -146,6 +146,8 @@ choice! {
         Collective = "collective",
         /// One client that owns the variables and feeds towers on tasks that only serve.
         InGraph = "in-graph",
+        /// Nobody trains by itself: tasks of any jobs answer TensorFlow's clients.
+        Session = "session",
     }
 }
 

@@ -68,6 +68,8 @@ pub(super) fn open(
             };
             match accepted {
                 Ok((stream, from)) => {
+                    // A small answer waits for nothing; the builder's setting is for its own listeners.
+                    let _ = stream.set_nodelay(true);
                     let (admit, refusals) = (admit.clone(), refusals.clone());
                     tokio::spawn(async move {
                         match greeting(&stream, if encrypted { TLS } else { HTTP2 }).await {

@@ -19,7 +19,9 @@ mod remote_store;
 mod runtime;
 mod security;
 mod server;
+mod session_peers;
 mod shortcut;
+mod tensorflow;
 mod towers;
 
 pub use attend::{Attendance, attend};
@@ -33,7 +35,9 @@ pub use parameters::ParameterServer;
 pub use remote_store::{RemoteStore, Standing};
 pub use runtime::Runtime;
 pub use security::Security;
+pub use session_peers::GrpcPeers;
 pub use server::{Listener, Server, Services, listen};
+pub use tensorflow::sessions;
 pub use towers::{RemoteTower, TowerServer, TowerSizes};
 
 /// The messages and services of `tftrain.proto`.
@@ -46,6 +50,18 @@ pub use towers::{RemoteTower, TowerServer, TowerSizes};
 )]
 pub(crate) mod proto {
     tonic::include_proto!("tftrain.v1");
+}
+
+/// TensorFlow's services of `tensorflow.proto`; the messages are the session's.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
+mod tensorflow_proto {
+    include!(concat!(env!("OUT_DIR"), "/services/tensorflow.rs"));
 }
 
 use proto::collective_server::CollectiveServer;

@@ -32,6 +32,8 @@ pub(super) type Line = InterceptedService<Channel, Credentials>;
 pub struct Security {
     token: Option<MetadataValue<Ascii>>,
     tls: Option<Tls>,
+    /// Whether an open task may be reached from other hosts.
+    exposed: bool,
 }
 
 #[derive(Clone)]
@@ -57,6 +59,17 @@ impl Security {
         value.set_sensitive(true);
         self.token = Some(value);
         Ok(self)
+    }
+
+    /// Lets others reach a task that demands nothing of them.
+    pub fn exposed(mut self) -> Self {
+        self.exposed = true;
+        self
+    }
+
+    /// Whether others must show something.
+    pub fn demands(&self) -> bool {
+        self.token.is_some() || self.tls.is_some()
     }
 
     /// Adds mutual TLS, from PEM texts: the authority's certificate, and this task's with its key.
@@ -93,7 +106,7 @@ impl Security {
             }
             tries += 1;
         };
-        let open = self.token.is_none() && self.tls.is_none();
+        let open = !self.demands() && !self.exposed;
         let local = resolved.iter().all(|address| address.ip().to_canonical().is_loopback());
         if open && !local {
             return Err(RpcError::Exposed { task, address });

@@ -121,3 +121,34 @@ impl OpError {
         self
     }
 }
+
+/// Marks errors that only follow from another task's, as TensorFlow's servers do among themselves.
+const DERIVED: &str = "[_Derived_]";
+
+impl OpError {
+    /// The error of a status on the wire.
+    pub fn from_wire(code: i32, message: String) -> Self {
+        Self { code: Code::from_wire(code), message }
+    }
+
+    /// The error as one that follows from another, which the step's master hears of too.
+    pub fn derived(mut self) -> Self {
+        if !self.is_derived() {
+            self.message.insert_str(0, DERIVED);
+        }
+        self
+    }
+
+    /// Whether it follows from another.
+    pub fn is_derived(&self) -> bool {
+        self.message.starts_with(DERIVED)
+    }
+
+    /// The error without the mark.
+    pub fn root(mut self) -> Self {
+        while self.is_derived() {
+            self.message.drain(..DERIVED.len());
+        }
+        self
+    }
+}

@@ -5,24 +5,47 @@
 //!
 //! # Layout
 //! [`Tensor`] is what flows along edges (`codec.rs`: on the wire), [`ops`] are the kernels, [`Call`] is one run of one, [`Resources`] what
-//! a task keeps between steps.
+//! a task keeps between steps. [`Worker`] is a task's side: it builds a [`Program`] from its part of a graph (`program.rs`) and runs it
+//! (`executor.rs`), tensors of other tasks come through the [`rendezvous`](Step). [`Master`] is the client's side: a [`Session`] places a
+//! graph (`place.rs`), prunes it for a step (`plan.rs`), cuts it into parts (`partition.rs`) and has them run. [`Peers`] reaches other tasks.
 
 mod call;
 mod cancel;
 pub mod codec;
 mod error;
+mod executor;
+mod graph;
+mod master;
 mod node;
 pub mod ops;
+mod partition;
+mod peers;
+mod place;
+mod plan;
+mod pool;
+mod program;
+mod rendezvous;
 mod resources;
+mod session;
 mod tensor;
+mod worker;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use call::{Call, Context, Value};
 pub use cancel::{Cancellation, Monitor};
 pub use error::{Code, OpError};
+pub use master::{Master, Voice};
 pub use node::{Input, Node};
+pub use peers::{Done, Guard, Peers};
+pub use program::Program;
+pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
+pub use session::{Running, Session};
 pub use tensor::{DType, Data, Element, Tensor};
 use tensor::elements as tensor_elements;
+pub use worker::Worker;
 
 /// The messages of `tensorflow.proto`.
 #[allow(
@@ -34,4 +57,11 @@ use tensor::elements as tensor_elements;
 )]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/tensorflow.rs"));
+}
+
+/// A number that no other task draws: steps, sessions and incarnations are named so. Never zero.
+fn unique() -> u64 {
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
+    static STATE: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    STATE.hash_one(DRAWN.fetch_add(1, Ordering::Relaxed)).max(1)
 }

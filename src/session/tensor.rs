@@ -123,7 +123,7 @@ pub struct Tensor {
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED where they would fill more than 2 GB; extents of nothing do not excuse the others.
-pub fn elements(dtype: DType, shape: &[usize]) -> Result<usize, OpError> {
+pub(super) fn elements(dtype: DType, shape: &[usize]) -> Result<usize, OpError> {
     let extent = shape.iter().try_fold(dtype.size(), |n, &dim| n.checked_mul(dim.max(1)));
     match extent {
         Some(bytes) if bytes <= MAX_BYTES => Ok(shape.iter().product()),

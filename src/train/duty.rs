@@ -15,6 +15,8 @@ pub enum Duty {
     Training(Training),
     /// Evaluates checkpoints.
     Evaluation,
+    /// Answers TensorFlow's clients.
+    Sessions,
 }
 
 /// With whom a task trains. It is connected to all tasks named here but itself.
@@ -49,6 +51,11 @@ pub fn has_client(config: &RunConfig) -> bool {
     config.cluster.mode == ClusterMode::InGraph
 }
 
+/// Whether a cluster needs no workers, and a process may be none of its tasks.
+pub fn has_any_jobs(config: &RunConfig) -> bool {
+    matches!(config.cluster.mode, ClusterMode::InGraph | ClusterMode::Session)
+}
+
 /// The tasks whose towers' gradients make one update of a synchronous cluster.
 pub fn computing_tasks(config: &RunConfig, spec: &ClusterSpec) -> Vec<TaskId> {
     match config.cluster.mode {
@@ -56,6 +63,7 @@ pub fn computing_tasks(config: &RunConfig, spec: &ClusterSpec) -> Vec<TaskId> {
         ClusterMode::PsSync | ClusterMode::PsAsync | ClusterMode::Collective => {
             spec.training_tasks()
         }
+        ClusterMode::Session => Vec::new(),
     }
 }
 
@@ -64,7 +72,10 @@ pub fn update_mode(config: &RunConfig, trainers: usize) -> Mode {
     let max_staleness = config.cluster.max_staleness;
     match config.cluster.mode {
         ClusterMode::PsAsync => Mode::Async { workers: trainers, max_staleness },
-        ClusterMode::PsSync | ClusterMode::Collective | ClusterMode::InGraph => {
+        ClusterMode::PsSync
+        | ClusterMode::Collective
+        | ClusterMode::InGraph
+        | ClusterMode::Session => {
             let aggregate = config.cluster.replicas_to_aggregate;
             let rounds = Rounds {
                 workers: trainers,
@@ -86,6 +97,12 @@ pub fn duty(config: &RunConfig, place: &Place) -> Result<Duty, ClusterError> {
     let mode = config.cluster.mode;
     let fail = |why: String| Err(ClusterError::Unfit { mode: mode.to_string(), why });
     let (ps, serving) = (spec.ps_tasks(), spec.serving_tasks());
+    if mode == ClusterMode::Session {
+        return match spec.address(task) {
+            Some(_) => Ok(Duty::Sessions),
+            None => fail("say which task this is: --job-name and --task-index".to_owned()),
+        };
+    }
     let replicated = config.variables == VariablePlacement::Replicated;
     match mode {
         _ if config.towers.asynchronous => {
@@ -120,6 +137,7 @@ pub fn duty(config: &RunConfig, place: &Place) -> Result<Duty, ClusterError> {
         ClusterMode::PsSync | ClusterMode::PsAsync | ClusterMode::Collective => {
             spec.training_tasks()
         }
+        ClusterMode::Session => Vec::new(),
     };
     if task.job == EVALUATOR {
         return Ok(Duty::Evaluation);
@@ -152,7 +170,7 @@ impl Duty {
     /// Whether the task has towers of its own.
     pub fn computes(&self) -> bool {
         match self {
-            Duty::Variables(_) | Duty::Evaluation => false,
+            Duty::Variables(_) | Duty::Evaluation | Duty::Sessions => false,
             Duty::Towers(_) => true,
             Duty::Training(training) => training.serving.is_empty(),
         }
@@ -164,6 +182,7 @@ impl Duty {
             Duty::Variables(_) => "holds variables".to_owned(),
             Duty::Towers(client) => format!("computes for {client}"),
             Duty::Evaluation => "evaluates checkpoints".to_owned(),
+            Duty::Sessions => "answers TensorFlow's clients".to_owned(),
             Duty::Training(Training { rank, size, chief, serving, .. }) => {
                 let who = if chief == task { "chief" } else { "worker" };
                 match serving.len() {
@@ -212,6 +231,16 @@ mod tests {
         assert_eq!(say("in-graph", "client:0").unwrap(), "chief, trains on 3 tasks that serve");
         let named = r#"{"chief":["a:1"],"worker":["b:1"]}"#;
         assert_eq!(of("in-graph", named, "worker:0").unwrap(), "computes for chief:0");
+    }
+
+    #[test]
+    fn tasks_of_any_job_answer_clients() {
+        let cluster = r#"{"ps":["a:1"],"work":["b:1"]}"#;
+        for task in ["ps:0", "work:0"] {
+            assert_eq!(of("session", cluster, task).unwrap(), "answers TensorFlow's clients");
+        }
+        let why = of("session", cluster, "client:0").unwrap_err();
+        assert!(why.contains("--job-name"), "{why}");
     }
 
     #[test]

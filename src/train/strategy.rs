@@ -209,7 +209,10 @@ pub fn assemble(
         Fabric::Parameters(store) => {
             let rounds = match config.cluster.mode {
                 ClusterMode::PsAsync => store.global_step() / part.size as u64,
-                ClusterMode::PsSync | ClusterMode::Collective | ClusterMode::InGraph => {
+                ClusterMode::PsSync
+                | ClusterMode::Collective
+                | ClusterMode::InGraph
+                | ClusterMode::Session => {
                     store.global_step()
                 }
             };

@@ -3,7 +3,7 @@
 use super::broadcast::{self, axis, text};
 use super::number::{Number, all_types, numbers};
 use super::{Kernel, OpDef, no_kernel};
-use crate::session::{Call, DType, Element, Node, OpError, Tensor, Value, tensor_elements};
+use crate::session::{Call, DType, Element, Node, OpError, Tensor, Value, codec, tensor_elements};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Const", constant),
@@ -70,9 +70,11 @@ fn identity(_: &Node<'_>) -> Result<Kernel, OpError> {
 /// Only runs where nobody feeds it.
 fn placeholder(node: &Node<'_>) -> Result<Kernel, OpError> {
     let (name, dtype) = (node.name().to_owned(), node.dtype("dtype")?);
+    let known = node.shape("shape")?.filter(|shape| !shape.unknown_rank && !shape.dim.is_empty());
+    let shape = known.map_or(String::new(), |s| format!(" and shape {}", codec::shape_text(s)));
     Ok(Kernel::new(move |_| {
         Err(OpError::invalid(format!(
-            "You must feed a value for placeholder tensor '{name}' with dtype {dtype}"
+            "You must feed a value for placeholder tensor '{name}' with dtype {dtype}{shape}"
         )))
     }))
 }
@@ -134,7 +136,7 @@ fn ensure_shape(node: &Node<'_>) -> Result<Kernel, OpError> {
             return Err(OpError::invalid(format!(
                 "Shape of tensor {} is not compatible with expected shape {}.",
                 text(shape),
-                crate::session::codec::shape_text(&wanted)
+                codec::shape_text(&wanted)
             )));
         }
         call.set(0, value);
