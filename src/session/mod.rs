@@ -44,8 +44,8 @@ pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
 pub use session::{Running, Session};
 pub use tensor::{DType, Data, Element, Tensor};
-pub use worker::Worker;
 use tensor::elements as tensor_elements;
+pub use worker::Worker;
 
 /// The messages of `tensorflow.proto`.
 #[allow(
