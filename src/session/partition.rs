@@ -157,7 +157,13 @@ impl Cut<'_> {
     }
 
     /// The name of the node that brings what a node on another task makes.
-    fn bring(&mut self, crossing: Crossing, there: DeviceId, here: DeviceId, part: usize) -> String {
+    fn bring(
+        &mut self,
+        crossing: Crossing,
+        there: DeviceId,
+        here: DeviceId,
+        part: usize,
+    ) -> String {
         if let Some(name) = self.brought.get(&(crossing, part)) {
             return name.clone();
         }
@@ -244,12 +250,17 @@ impl Cut<'_> {
             Some(Attr::Type(number)) => Some(*number),
             _ => None,
         });
-        let listed = ["dtypes", "component_types", "T"].iter().find_map(|name| match node.attr(name) {
-            Some(Attr::List(list)) => list.r#type.get(output).copied(),
-            _ => None,
-        });
+        let listed =
+            ["dtypes", "component_types", "T"].iter().find_map(|name| match node.attr(name) {
+                Some(Attr::List(list)) => list.r#type.get(output).copied(),
+                _ => None,
+            });
         let shape = matches!(node.op(), "Shape" | "Size" | "Rank" | "ShapeN");
         let default = if shape { DType::I32 } else { DType::F32 };
-        fixed.map(DType::wire).or(listed).or(named.filter(|_| !shape || node.attr("out_type").is_some())).unwrap_or(default.wire())
+        fixed
+            .map(DType::wire)
+            .or(listed)
+            .or(named.filter(|_| !shape || node.attr("out_type").is_some()))
+            .unwrap_or(default.wire())
     }
 }

@@ -123,7 +123,11 @@ impl Session {
     }
 
     /// Adds nodes and places them; the values are the graph's new version and the placement log, where it is wanted.
-    pub(super) fn extend(&self, graph: GraphDef, version: i64) -> Result<(i64, Option<String>), OpError> {
+    pub(super) fn extend(
+        &self,
+        graph: GraphDef,
+        version: i64,
+    ) -> Result<(i64, Option<String>), OpError> {
         let mut placed = self.placed.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if version != placed.version {
             return Err(OpError::aborted(format!(
@@ -404,5 +408,7 @@ fn collect(
 
 /// What is not there.
 pub(super) fn partial_runs() -> OpError {
-    OpError::unimplemented("partial runs (partial_run_setup) are not supported: run the whole step with Session.run")
+    OpError::unimplemented(
+        "partial runs (partial_run_setup) are not supported: run the whole step with Session.run",
+    )
 }
