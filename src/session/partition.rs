@@ -23,8 +23,6 @@ pub(super) struct Part {
     pub(super) feeds: Vec<(usize, String)>,
     /// The keys of what it gives to the client, by place.
     pub(super) fetches: Vec<String>,
-    /// Whether other tasks take part.
-    pub(super) talks: bool,
 }
 
 /// A device by index among the session's.
@@ -124,7 +122,7 @@ impl Cut<'_> {
         self.tasks.push(task.clone());
         let versions = Some(VersionDef { producer: PRODUCER, ..VersionDef::default() });
         let graph = GraphDef { versions, ..GraphDef::default() };
-        self.parts.push(Part { task, graph, feeds: Vec::new(), fetches: Vec::new(), talks: false });
+        self.parts.push(Part { task, graph, feeds: Vec::new(), fetches: Vec::new() });
         self.parts.len() - 1
     }
 
@@ -202,8 +200,6 @@ impl Cut<'_> {
         let source_part = self.part(there);
         self.parts[source_part].graph.node.extend(signal.into_iter().chain([send]));
         self.parts[part].graph.node.push(receive);
-        self.parts[source_part].talks = true;
-        self.parts[part].talks = true;
         self.brought.insert((crossing, part), name.clone());
         name
     }

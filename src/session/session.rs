@@ -165,7 +165,7 @@ impl Session {
     fn hand_out(&self, plan: Plan) -> Result<Ready, OpError> {
         let Plan { parts, expected, sources } = plan;
         let (mut local, mut remotes, mut homes) = (None, Vec::new(), Vec::new());
-        for Part { task, graph, feeds, fetches, .. } in parts {
+        for Part { task, graph, feeds, fetches } in parts {
             if task == *self.worker.task() {
                 let program = self.worker.build(&graph).map_err(|error| from(&task, error))?;
                 local = Some(Local { program, feeds, fetches });

@@ -23,8 +23,12 @@ def whole(*shape, dtype=I, low=-5, high=6):
     return rng.randint(low, high, shape).astype(dtype)
 
 
+def as_array(value):
+    # NumPy cuts zero bytes off the end of its own strings.
+    return np.array(value, S) if isinstance(value, bytes) else np.asarray(value)
+
+
 def values(array):
-    array = np.asarray(array)
     if array.dtype.kind in "OS":
         return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in array.ravel()]
     if array.dtype.kind == "f":
@@ -33,7 +37,7 @@ def values(array):
 
 
 def tensor(array):
-    array = np.asarray(array)
+    array = as_array(array)
     kind = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
     return {"dtype": kind.as_datatype_enum, "shape": list(array.shape), "values": values(array)}
 

@@ -136,7 +136,7 @@ fn ensure_shape(node: &Node<'_>) -> Result<Kernel, OpError> {
             return Err(OpError::invalid(format!(
                 "Shape of tensor {} is not compatible with expected shape {}.",
                 text(shape),
-                crate::session::codec::shape_text(&wanted)
+                codec::shape_text(&wanted)
             )));
         }
         call.set(0, value);
