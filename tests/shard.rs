@@ -83,7 +83,9 @@ fn shards_together_are_one_store_to_the_bit() {
         let initial = unpacked(&table, &mut store, "");
         let mut shards: Vec<_> = assign(&table, n_ps, placement)
             .into_iter()
-            .map(|ranges| Shard::new(ranges, settings(), sync(4), device()).unwrap())
+            .map(|ranges| {
+                Shard::new(ranges, table.trained_len(), settings(), sync(4), device()).unwrap()
+            })
             .collect();
         for shard in &mut shards {
             let values = packed(shard, &initial);
@@ -120,7 +122,7 @@ fn examples_weigh() {
         moving_average: None,
         seed: 0,
     };
-    let mut shard = Shard::new(vec![0..1, 3..5], plain, sync(2), device()).unwrap();
+    let mut shard = Shard::new(vec![0..1, 3..5], 5, plain, sync(2), device()).unwrap();
     shard.initialize(1, &[0.0, 1.0, 2.0]).unwrap();
     let seen = shard.version().unwrap();
     for (worker, examples, value) in [(1, 16, 5.0), (0, 64, 10.0)] {
