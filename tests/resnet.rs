@@ -22,8 +22,7 @@ use tftrain::util::clock::{Clock, ManualClock};
 
 const BATCH: usize = 4;
 const PIXELS: usize = 32 * 32 * 3;
-const VERSIONS: [(&str, ResnetVersion); 2] =
-    [("v1", ResnetVersion::V1), ("v2", ResnetVersion::V2)];
+const VERSIONS: [(&str, ResnetVersion); 2] = [("v1", ResnetVersion::V1), ("v2", ResnetVersion::V2)];
 
 /// The pictures of the golden run, and as many more.
 struct Waves(Vec<f32>);

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tftrain::device::{Device, Slab, cpu::CpuDevice};
-use tftrain::graph::{Builder, Graph, Init, VarTable};
+use tftrain::graph::{Builder, Graph, Init, Role, VarTable};
 use tftrain::optim::{Curve, Schedule, UpdateRule};
 use tftrain::ps::{Accumulator, Mode, Placement, Rounds, Shard, WhenShort, assign};
 use tftrain::reduce::{CpuMean, GradientReducer};
@@ -14,9 +14,11 @@ use tftrain::util::rng::{Purpose, Stream};
 
 fn table() -> Arc<VarTable> {
     let mut graph = Graph::default();
-    let mut builder = Builder::new(&mut graph);
+    let mut builder = Builder::evaluating(&mut graph);
     for (name, len) in [("a", 700), ("b", 10), ("c", 333), ("d", 1)] {
         builder.variable(name, [len], Init::TruncatedNormal(0.1)).unwrap();
+        let statistic = format!("{name}/moving");
+        builder.statistic(&statistic, [9], Init::Constant(0.5), |_| unreachable!()).unwrap();
     }
     Arc::new(graph.table().clone())
 }
@@ -62,7 +64,12 @@ fn lent(shard: &mut Shard, values: &[f32]) -> Slab {
 fn unpacked(table: &VarTable, store: &mut LocalStore, suffix: &str) -> Vec<f32> {
     let (state, mut slab) = (store.snapshot().unwrap(), vec![0.0; table.slab_len()]);
     for row in table.rows() {
-        let tensor = state.find(&format!("{}{suffix}", row.name)).unwrap();
+        let Some(tensor) = state.find(&format!("{}{suffix}", row.name)) else {
+            // A statistic has neither average nor velocity: what is there stays as it was.
+            assert_eq!(row.role, Role::Statistic);
+            slab[row.range()].fill(if suffix == "/Momentum" { 0.0 } else { 0.5 });
+            continue;
+        };
         slab[row.range()].copy_from_slice(tensor.as_f32().unwrap());
     }
     slab
