@@ -113,7 +113,8 @@ small="--synthetic --summary-every 0 --log-every 1 --set data.examples=$examples
 learns() { # learns MODEL FLAGS...
   local model=$1
   shift
-  "$program" train --set model="$model" $small --num-gpus 1 --max-steps $train --train-dir "$work/$model" "$@" || return 1
+  echo "model: $model" > "$work/$model.yaml"
+  "$program" train --config "$work/$model.yaml" $small --num-gpus 1 --max-steps $train --train-dir "$work/$model" "$@" || return 1
   local first last
   first=$(sed -n 's/.*"loss":\([0-9.eE+-]*\).*/\1/p' "$work/$model/metrics.jsonl" | head -n 1)
   last=$(sed -n 's/.*"loss":\([0-9.eE+-]*\).*/\1/p' "$work/$model/metrics.jsonl" | tail -n 10 | sort -g | head -n 5 | tail -n 1)
@@ -146,11 +147,12 @@ sanitizer() {
   fi
   local model
   for model in cifar10 resnet; do
+    echo "model: $model" > "$work/$model.yaml"
     compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes all \
-      "$program" train --set model=$model $small --batch-size 4 --num-gpus 1 --max-steps 3 --train-dir "$work/memcheck-$model" || return 1
+      "$program" train --config "$work/$model.yaml" $small --batch-size 4 --num-gpus 1 --max-steps 3 --train-dir "$work/memcheck-$model" || return 1
   done
   compute-sanitizer --tool racecheck --error-exitcode 9 \
-    "$program" train --set model=resnet --set model.depth=8 $small --batch-size 2 --num-gpus 1 --max-steps 2 --train-dir "$work/racecheck" || return 1
+    "$program" train --config "$work/resnet.yaml" --set model.depth=8 $small --batch-size 2 --num-gpus 1 --max-steps 2 --train-dir "$work/racecheck" || return 1
   echo "= no errors: memcheck of both networks, racecheck of ResNet-8"
 }
 

@@ -120,8 +120,9 @@ fn residual_networks_have_pytorchs_gradients() {
 fn residual_networks_train_on_gpus_as_on_cpus() {
     const STEPS: u64 = 3;
     let space = Space::new();
+    std::fs::write(space.path("resnet.yaml"), "model: {name: resnet, depth: 8}\n").unwrap();
     let flags = format!(
-        "train --set model=resnet --set model.depth=8 --synthetic --batch-size 2 --set data.examples=100 \
+        "train --config resnet.yaml --synthetic --batch-size 2 --set data.examples=100 \
          --summary-every 0 --max-steps {STEPS} --learning-rate 0.005"
     );
     space.ok(&format!("{flags} --num-towers 2 --set conv=direct --train-dir cpus"));
