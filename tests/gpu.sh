@@ -68,7 +68,6 @@ if [ -z "$tests" ] && [ -n "$cargo" ]; then
   tests=$(cargo test --test gpu --locked --offline --no-run --message-format=json 2> "$out/logs/build.log" |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 fi
-SECONDS=0
 export TFTRAIN_BIN=$program TFTRAIN_GPU=real
 if [ -n "$stand_in" ]; then
   "$root/tests/fakecuda/build.sh" "$work/cuda" || { echo "gpu.sh: the stand-in does not build" >&2; exit 2; }
@@ -76,6 +75,7 @@ if [ -n "$stand_in" ]; then
   export FAKE_CUDA_DEVICES=${FAKE_CUDA_DEVICES:-2}
   unset CUDA_VISIBLE_DEVICES
 fi
+SECONDS=0
 card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null | head -n 1)
 [ -z "$stand_in" ] || card="stand-in on CPU threads"
 # batch, steps to train, steps of a benchmark, pictures
