@@ -139,9 +139,10 @@ fn clusters_agree_on_moving_statistics() {
     ] {
         let file = format!("{name}.yaml");
         cluster(&space, &file, ps, workers, rest);
-        space.ok(&format!(
-            "launch --config {file} -- {flags} --config local.yaml --train-dir {name} {more}"
-        ));
+        let text = std::fs::read_to_string(space.path(&file)).unwrap();
+        let text = text.replace("model: line\ndata: {name: line}\n", model);
+        std::fs::write(space.path(&file), text).unwrap();
+        space.ok(&format!("launch --config {file} -- {flags} --train-dir {name} {more}"));
         same(&expected, &space.checkpoint(name, STEPS));
     }
 }
