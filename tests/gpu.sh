@@ -162,7 +162,7 @@ benchmark() {
     echo "= there is no python3"
     return 77
   fi
-  local flags="--batch $batch --steps $bench --limit $((limit - SECONDS - 10))"
+  local flags="--batch $batch --steps $bench --limit $remaining"
   # The stand-in runs no PyTorch.
   [ -z "$stand_in" ] || flags="$flags --modes eager --dtypes f32 tf32"
   "$python" benches/peers/gpu.py --tftrain "$program" --json "$out/bench.json" $flags || return 1
@@ -171,7 +171,7 @@ benchmark() {
 
 # `timeout` runs programs, not functions.
 export -f suite run_suite learns reducers sanitizer benchmark
-export program tests work out small train batch bench gpus stand_in python limit
+export program tests work out small train batch bench gpus stand_in python
 in_shell() { local name=$1 most=$2; shift 2; part "$name" "$most" bash -uo pipefail -c '"$@"' bash "$@"; }
 
 in_shell "operations beside the CPU" 90 run_suite ops::
@@ -180,7 +180,9 @@ in_shell "$train steps of the tutorial network" 60 learns cifar10
 in_shell "$train steps of ResNet-20" 60 learns resnet --learning-rate 0.05
 in_shell "ways for gradients to meet" 60 reducers
 in_shell "compute-sanitizer" 120 sanitizer
-export limit=$((limit - SECONDS))
+remaining=$((limit - SECONDS - 15))
+[ "$remaining" -lt 285 ] || remaining=285
+export remaining
 in_shell "benchmark beside PyTorch" 300 benchmark
 cat "$out/logs/benchmark-beside-PyTorch.log" 2> /dev/null
 

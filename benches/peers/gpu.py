@@ -156,7 +156,7 @@ def timed(torch, step, device, steps, seconds):
 def pytorch(args, rows, deadline):
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         skip("PyTorch", error)
         return None
     if args.device == "cuda" and not torch.cuda.is_available():
