@@ -1,4 +1,4 @@
-//! Times the kernels of the CIFAR-10 tutorial network at batch 128.
+//! Times the kernels of the CIFAR-10 tutorial network and of residual ones at batch 128.
 #![allow(clippy::print_stdout, reason = "a report")]
 
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use tftrain::device::Slab;
 use tftrain::device::cpu::bf16::{self, Unit};
 use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
-use tftrain::device::cpu::norm::{lrn, lrn_grad};
+use tftrain::device::cpu::norm::{self, lrn, lrn_grad};
 use tftrain::device::cpu::unpool::OutputGrad;
 use tftrain::device::cpu::{
     CpuDevice, Ctx, Epilogue, Isa, elementwise, pool, reduce, update, winograd,
@@ -16,8 +16,6 @@ use tftrain::device::cpu::{
 use tftrain::graph::{LrnParams, Padding, Window};
 use tftrain::util::clock::{Clock, SystemClock};
 use tftrain::util::rng::{Purpose, Stream};
-
-const BATCH: usize = 128;
 
 fn random(len: usize, index: u64) -> Vec<f32> {
     let mut stream = Stream::new(1, Purpose::Test, index);
@@ -33,6 +31,7 @@ struct Bench {
     clock: SystemClock,
     ctx: Ctx,
     peak: f64,
+    batch: usize,
 }
 
 impl Bench {
@@ -54,12 +53,12 @@ impl Bench {
 
     fn conv(&self, name: &str, extent: usize, kernel: usize, ins: usize, outs: usize) {
         let window = Window::new([extent; 2], [kernel; 2], [1; 2], Padding::Same).expect("it fits");
-        let conv = Conv { n: BATCH, in_channels: ins, out_channels: outs, window };
-        let (x, dy) =
-            (random(BATCH * extent * extent * ins, 1), random(BATCH * extent * extent * outs, 2));
+        let n = self.batch;
+        let conv = Conv { n, in_channels: ins, out_channels: outs, window };
+        let (x, dy) = (random(n * extent * extent * ins, 1), random(n * extent * extent * outs, 2));
         let (w, bias) = (random(kernel * kernel * ins * outs, 3), random(outs, 4));
         let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
-        let flops = (2 * w.len() * BATCH * extent * extent) as f64;
+        let flops = (2 * w.len() * n * extent * extent) as f64;
         let ctx = self.ctx;
         let grad = OutputGrad::Dense(&dy);
         let needs = [
@@ -106,6 +105,30 @@ impl Bench {
         });
     }
 
+    fn batch_norm(&self, extent: usize, channels: usize) {
+        let len = self.batch * extent * extent * channels;
+        let (x, dy, scale) = (random(len, 1), random(len, 2), random(channels, 3));
+        let (mut out, mut moments, mut sums) =
+            (vec![0.0; len], vec![0.0; 2 * channels], vec![0.0; 2 * channels]);
+        let mut scratch = vec![0.0; norm::batch_norm_scratch(channels)];
+        let (ctx, scratch, epsilon) = (self.ctx, &mut scratch[..], 1e-5);
+        self.run(&format!("moments, {channels} channels"), len as f64, || {
+            norm::moments(ctx, &x, &mut moments, scratch);
+        });
+        self.run(&format!("batch norm, {channels}"), len as f64, || {
+            norm::batch_norm(ctx, epsilon, &x, &moments, &scale, &scale, &mut out, scratch);
+        });
+        self.run(&format!("batch norm sums, {channels}"), len as f64, || {
+            norm::batch_norm_sums(ctx, epsilon, &x, &moments, &dy, &mut sums, scratch);
+        });
+        self.run(&format!("batch norm gradient, {channels}"), len as f64, || {
+            let out = &mut out;
+            norm::batch_norm_input_grad(
+                ctx, epsilon, &x, &moments, &scale, &dy, &sums, out, scratch,
+            );
+        });
+    }
+
     fn matmul(&self, name: &str, p: Matmul) {
         let (a, b, bias) = (random(p.m * p.k, 1), random(p.k * p.n, 2), random(p.n, 3));
         let mut out = vec![0.0; p.m * p.n];
@@ -125,13 +148,17 @@ impl Bench {
 
     fn all(&self) {
         let ctx = self.ctx;
-        println!("{}, {} threads, peak {:.0} GFLOP/s in f32", ctx.isa, ctx.threads, self.peak);
+        let (isa, threads, batch) = (ctx.isa, ctx.threads, self.batch);
+        println!("{isa}, {threads} threads, batch {batch}, peak {:.0} GFLOP/s in f32", self.peak);
         self.conv("conv1", 24, 5, 3, 64);
         self.conv("conv2", 12, 5, 64, 64);
         for (extent, channels) in [(32, 16), (16, 32), (8, 64)] {
             self.conv(&format!("3x3, {channels} to {channels}"), extent, 3, channels, channels);
         }
-        let (n, c) = (BATCH, 64);
+        for (extent, channels) in [(32, 16), (16, 32), (8, 64)] {
+            self.batch_norm(extent, channels);
+        }
+        let (n, c) = (self.batch, 64);
         let x = random(n * 24 * 24 * c, 5);
         let mut wide = vec![0.0; x.len()];
         let w = Window::new([24; 2], [3; 2], [2; 2], Padding::Same).expect("it fits");
@@ -154,13 +181,10 @@ impl Bench {
         self.run("bias gradient (24 x 24)", x.len() as f64, || {
             reduce::column_sums(ctx, c, &x, &mut bias, &mut scratch);
         });
-        let p = Matmul { m: BATCH, k: 2304, n: 384, trans_a: false, trans_b: false };
+        let p = Matmul { m: n, k: 2304, n: 384, trans_a: false, trans_b: false };
         self.matmul("fc1 forward + relu", p);
-        self.matmul(
-            "fc1 weight gradient",
-            Matmul { m: 2304, k: BATCH, n: 384, trans_a: true, ..p },
-        );
-        self.matmul("fc1 input gradient", Matmul { m: BATCH, k: 384, n: 2304, trans_b: true, ..p });
+        self.matmul("fc1 weight gradient", Matmul { m: 2304, k: n, n: 384, trans_a: true, ..p });
+        self.matmul("fc1 input gradient", Matmul { m: n, k: 384, n: 2304, trans_b: true, ..p });
         let g = random(1_068_298, 7);
         let (mut params, mut averages) = (g.clone(), g.clone());
         let rule = update::Rule { rate: 0.1, average_decay: Some(0.99), ..Default::default() };
@@ -174,8 +198,16 @@ impl Bench {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // `cargo bench --bench kernels -- AVX-512 1`
-    let only: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    // `cargo bench --bench kernels -- AVX-512 1 batch=8`: a smaller batch finds quiet moments on a busy machine.
+    let mut only: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let mut batch = 128;
+    only.retain(|arg| match arg.strip_prefix("batch=").and_then(|n| n.parse().ok()) {
+        Some(n) => {
+            batch = n;
+            false
+        }
+        None => true,
+    });
     for isa in Isa::available().into_iter().rev().filter(|isa| *isa != Isa::Portable) {
         for threads in [1, 2] {
             if !only.iter().all(|o| *o == isa.to_string() || *o == threads.to_string()) {
@@ -184,7 +216,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let clock = SystemClock::default();
             let peak = CpuDevice::with_isa(0, threads, isa)?.peaks(&clock).gflops;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-            let bench = Bench { clock, ctx: Ctx { isa, threads }, peak };
+            let bench = Bench { clock, ctx: Ctx { isa, threads }, peak, batch };
             pool.install(|| bench.all());
         }
     }

@@ -91,11 +91,12 @@ lrn_grad(const float *x, const float *dy, float *dx, Lrn p, int relu, int rows, 
     }
 }
 
-// Mean and `1 / sqrt(variance + epsilon)` of each channel. The sums are of distances from the first row, which loses no
-// digits where a mean is far from zero. Blocks as in `column_sums_sync`.
+// Mean of each channel, then the variance of each. The sums are of distances from the first row, which loses no digits where a mean
+// is far from zero. What moving statistics are too large by goes where there is room for it; `unbias` makes the variance that of the
+// population. Blocks as in `column_sums_sync`.
 extern "C" __global__ void __launch_bounds__(256)
-batch_norm_moments(const float *x, float *mean, float *inverse, float epsilon, int rows, int c, float *partials,
-                   unsigned int *counters) {
+batch_norm_moments(const float *x, float *moments, const float *own_mean, const float *own_variance, float *mean_excess,
+                   float *variance_excess, float unbias, int rows, int c, float *partials, unsigned int *counters) {
     column_sums_sync<2>(
         rows, c,
         [=](int row, int channel, float *v) {
@@ -105,47 +106,55 @@ batch_norm_moments(const float *x, float *mean, float *inverse, float epsilon, i
         },
         [=](int channel, float *sums) {
             float shift = sums[0] / rows, variance = sums[1] / rows - shift * shift;
-            mean[channel] = x[channel] + shift;
-            inverse[channel] = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + epsilon);
+            float mean = x[channel] + shift;
+            variance = variance < 0.0f ? 0.0f : variance;
+            moments[channel] = mean;
+            moments[c + channel] = variance;
+            if (mean_excess) mean_excess[channel] = own_mean[channel] - mean;
+            if (variance_excess) variance_excess[channel] = own_variance[channel] - unbias * variance;
         },
         partials, counters);
 }
 
-extern "C" __global__ void batch_norm(const float *x, const float *mean, const float *inverse, const float *scale,
-                                      const float *offset, float *y, int c, int n) {
+extern "C" __global__ void batch_norm(const float *x, const float *moments, const float *scale, const float *offset, float *y,
+                                      float epsilon, int c, int n) {
     EACH(i, n) {
         int channel = i % c;
-        y[i] = (x[i] - mean[channel]) * (inverse[channel] * scale[channel]) + offset[channel];
+        float factor = scale[channel] / sqrtf(moments[c + channel] + epsilon);
+        y[i] = (x[i] - moments[channel]) * factor + offset[channel];
     }
 }
 
-// The gradients by scale and offset.
+// The gradients by scale and offset, one after the other, and each once more where there is room for it.
 extern "C" __global__ void __launch_bounds__(256)
-batch_norm_scale_grad(const float *x, const float *dy, const float *mean, const float *inverse, float *dscale,
-                      float *doffset, int rows, int c, float *partials, unsigned int *counters) {
+batch_norm_sums(const float *x, const float *moments, const float *dy, float *gradients, float *dscale, float *doffset,
+                float epsilon, int rows, int c, float *partials, unsigned int *counters) {
     column_sums_sync<2>(
         rows, c,
         [=](int row, int channel, float *v) {
             float g = dy[row * c + channel];
-            v[0] = g * (x[row * c + channel] - mean[channel]);
+            v[0] = g * (x[row * c + channel] - moments[channel]);
             v[1] = g;
         },
         [=](int channel, float *sums) {
-            dscale[channel] = sums[0] * inverse[channel];
-            doffset[channel] = sums[1];
+            float by_scale = sums[0] / sqrtf(moments[c + channel] + epsilon);
+            gradients[channel] = by_scale;
+            gradients[c + channel] = sums[1];
+            if (dscale) dscale[channel] = by_scale;
+            if (doffset) doffset[channel] = sums[1];
         },
         partials, counters);
 }
 
 // The gradient by the input, from those by scale and offset.
-extern "C" __global__ void batch_norm_input_grad(const float *x, const float *dy, const float *mean,
-                                                 const float *inverse, const float *scale, const float *dscale,
-                                                 const float *doffset, float *dx, int rows, int c, int n) {
+extern "C" __global__ void batch_norm_input_grad(const float *x, const float *moments, const float *scale, const float *dy,
+                                                 const float *gradients, float *dx, float epsilon, int rows, int c, int n) {
     float weight = 1.0f / rows;
     EACH(i, n) {
         int channel = i % c;
-        float share = doffset[channel] * weight;
-        float slope = dscale[channel] * inverse[channel] * weight;
-        dx[i] = scale[channel] * inverse[channel] * (dy[i] - share - (x[i] - mean[channel]) * slope);
+        float inverse = 1.0f / sqrtf(moments[c + channel] + epsilon);
+        float share = gradients[c + channel] * weight;
+        float slope = gradients[channel] * inverse * weight;
+        dx[i] = scale[channel] * inverse * (dy[i] - share - (x[i] - moments[channel]) * slope);
     }
 }

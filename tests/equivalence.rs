@@ -119,3 +119,30 @@ fn clusters_give_the_bits_of_four_local_towers() {
         same(&expected, &space.checkpoint(name, STEPS));
     }
 }
+
+/// A residual network, whose moving statistics live where the variables do.
+#[test]
+fn clusters_agree_on_moving_statistics() {
+    const STEPS: u64 = 3;
+    let space = Space::new();
+    let model = "model: {name: resnet, depth: 8}\n";
+    std::fs::write(space.path("local.yaml"), model).unwrap();
+    let flags = format!(
+        "--synthetic --set data.examples=100 --summary-every 0 --batch-size 2 --max-steps {STEPS} --threads 1"
+    );
+    space.ok(&format!("train --config local.yaml {flags} --num-towers 4 --train-dir local"));
+    let expected = space.checkpoint("local", STEPS);
+    for (name, ps, workers, rest, more) in [
+        ("two-ps", 2, 4, "  mode: ps-sync\n  placement: round-robin\n", ""),
+        ("collective", 0, 2, "  mode: collective\n", "--num-towers 2"),
+        ("in-graph", 0, 4, "  mode: in-graph\n", ""),
+    ] {
+        let file = format!("{name}.yaml");
+        cluster(&space, &file, ps, workers, rest);
+        let text = std::fs::read_to_string(space.path(&file)).unwrap();
+        let text = text.replace("model: line\ndata: {name: line}\n", model);
+        std::fs::write(space.path(&file), text).unwrap();
+        space.ok(&format!("launch --config {file} -- {flags} --train-dir {name} {more}"));
+        same(&expected, &space.checkpoint(name, STEPS));
+    }
+}

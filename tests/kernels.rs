@@ -12,7 +12,7 @@ use support::reference;
 use tftrain::device::cpu::conv::{self, Conv};
 use tftrain::device::cpu::depthwise::{self, Depthwise};
 use tftrain::device::cpu::gemm::{Matmul, matmul, matmul_scratch};
-use tftrain::device::cpu::norm::{self, BatchNorm};
+use tftrain::device::cpu::norm;
 use tftrain::device::cpu::unpool::{OutputGrad, Unpool, max_pool_winners, winners_len};
 use tftrain::device::cpu::{
     Ctx, Epilogue, Isa, elementwise, pool, reduce, softmax, update, winograd,
@@ -396,26 +396,30 @@ fn batch_normalisation() {
     for (rows, channels) in [(5, 3), (1000, 33), (37, 64), (1, 2)] {
         let (x, dy) = (random(rows * channels, 1), random(rows * channels, 2));
         let (scale, offset) = (random(channels, 3), random(channels, 4));
-        let bn = BatchNorm { epsilon: 1e-3, scale: &scale, offset: &offset };
-        let epsilon = f64::from(bn.epsilon);
-        let y = reference::batch_norm(epsilon, &wide(&scale), &wide(&offset), &wide(&x));
+        let (epsilon, size) = (1e-3, norm::batch_norm_scratch(channels));
         let (mean, variance) = reference::moments(channels, &wide(&x));
-        let expected = [y, mean.clone(), variance.clone()].concat();
-        let size = norm::batch_norm_scratch(channels);
-        check("batch norm", &expected, 1e-5, |ctx, out| {
-            let (y, moments) = out.split_at_mut(x.len());
-            let (mean, variance) = moments.split_at_mut(channels);
-            norm::batch_norm_training(ctx, &bn, &x, y, mean, variance, &mut scratch(size));
+        let expected = [mean, variance].concat();
+        check("moments", &expected, 1e-5, |ctx, out| {
+            norm::moments(ctx, &x, out, &mut scratch(size))
         });
-        let narrow = |v: &[f64]| v.iter().map(|v| *v as f32).collect::<Vec<_>>();
-        let (mean, variance) = (narrow(&mean), narrow(&variance));
-        let grads = reference::batch_norm_grad(epsilon, &wide(&scale), &wide(&x), &wide(&dy));
-        check("batch norm gradient", &grads.concat(), 1e-5, |ctx, out| {
-            let (dx, rest) = out.split_at_mut(x.len());
-            let (dscale, doffset) = rest.split_at_mut(channels);
+        let moments: Vec<f32> = expected.iter().map(|v| *v as f32).collect();
+        let wide_epsilon = f64::from(epsilon);
+        let y = reference::batch_norm(wide_epsilon, &wide(&scale), &wide(&offset), &wide(&x));
+        check("batch norm", &y, 1e-5, |ctx, out| {
             let scratch = &mut scratch(size);
-            norm::batch_norm_grad(
-                ctx, &bn, &mean, &variance, &x, &dy, dx, dscale, doffset, scratch,
+            norm::batch_norm(ctx, epsilon, &x, &moments, &scale, &offset, out, scratch);
+        });
+        let [dx, by_scale, by_offset] =
+            reference::batch_norm_grad(wide_epsilon, &wide(&scale), &wide(&x), &wide(&dy));
+        let sums = [by_scale, by_offset].concat();
+        check("batch norm, sums of the gradient", &sums, 1e-5, |ctx, out| {
+            norm::batch_norm_sums(ctx, epsilon, &x, &moments, &dy, out, &mut scratch(size));
+        });
+        let sums: Vec<f32> = sums.iter().map(|v| *v as f32).collect();
+        check("batch norm gradient", &dx, 1e-5, |ctx, out| {
+            let scratch = &mut scratch(size);
+            norm::batch_norm_input_grad(
+                ctx, epsilon, &x, &moments, &scale, &dy, &sums, out, scratch,
             );
         });
     }

@@ -5,7 +5,7 @@
 
 mod support;
 
-use support::cases::{self, Case, LRN, differentiable, window};
+use support::cases::{self, Case, LRN, apply, differentiable, window};
 use support::wave;
 use tftrain::device::cpu::bf16::Unit;
 use tftrain::device::cpu::{ConvAlgorithm, CpuDevice, Isa, Precision};
@@ -33,7 +33,7 @@ fn gradients_agree_with_finite_differences() {
         let build = |b: &mut Builder<'_>, inputs: &[NodeId], _| {
             let copies: Result<Vec<NodeId>, _> =
                 inputs.iter().map(|&i| b.op(Op::Scale(1.0), &[i])).collect();
-            b.op(op.clone(), &copies?)
+            apply(b, &op, &copies?)
         };
         let mut case = Case::new(&device, &shapes, &[], &build);
         for input in 0..shapes.len() {
@@ -170,7 +170,7 @@ fn scaled_sums_are_one_step() {
 
 /// Gradient operations are reached through the forward ones above: Op::Conv2dInputGrad, Op::Conv2dFilterGrad,
 /// Op::DepthwiseConv2dInputGrad, Op::DepthwiseConv2dFilterGrad, Op::MaxPoolGrad, Op::AvgPoolGrad, Op::LrnGrad,
-/// Op::BatchNormInputGrad, Op::BatchNormScaleGrad, Op::BiasAddGrad, Op::ReluGrad, Op::MaxPoolReluGrad, Op::LrnReluGrad, Op::BiasReluGrad, Op::SoftmaxCrossEntropyGrad,
+/// Op::BatchNormInputGrad, Op::BatchNormSums, Op::BiasAddGrad, Op::ReluGrad, Op::MaxPoolReluGrad, Op::LrnReluGrad, Op::BiasReluGrad, Op::SoftmaxCrossEntropyGrad,
 /// Op::Slice, Op::Fill; Op::Placeholder and Op::Variable are every case's inputs.
 #[test]
 fn errors_name_the_node() {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tftrain::device::{Device, Slab, cpu::CpuDevice};
-use tftrain::graph::{Builder, Graph, Init, VarTable};
+use tftrain::graph::{Builder, Graph, Init, Role, VarTable};
 use tftrain::optim::{Curve, Schedule, UpdateRule};
 use tftrain::ps::{Accumulator, Mode, Placement, Rounds, Shard, WhenShort, assign};
 use tftrain::reduce::{CpuMean, GradientReducer};
@@ -14,9 +14,11 @@ use tftrain::util::rng::{Purpose, Stream};
 
 fn table() -> Arc<VarTable> {
     let mut graph = Graph::default();
-    let mut builder = Builder::new(&mut graph);
+    let mut builder = Builder::evaluating(&mut graph);
     for (name, len) in [("a", 700), ("b", 10), ("c", 333), ("d", 1)] {
         builder.variable(name, [len], Init::TruncatedNormal(0.1)).unwrap();
+        let statistic = format!("{name}/moving");
+        builder.statistic(&statistic, [9], Init::Constant(0.5), |_| unreachable!()).unwrap();
     }
     Arc::new(graph.table().clone())
 }
@@ -62,7 +64,12 @@ fn lent(shard: &mut Shard, values: &[f32]) -> Slab {
 fn unpacked(table: &VarTable, store: &mut LocalStore, suffix: &str) -> Vec<f32> {
     let (state, mut slab) = (store.snapshot().unwrap(), vec![0.0; table.slab_len()]);
     for row in table.rows() {
-        let tensor = state.find(&format!("{}{suffix}", row.name)).unwrap();
+        let Some(tensor) = state.find(&format!("{}{suffix}", row.name)) else {
+            // A statistic has neither average nor velocity: what is there stays as it was.
+            assert_eq!(row.role, Role::Statistic);
+            slab[row.range()].fill(if suffix == "/Momentum" { 0.0 } else { 0.5 });
+            continue;
+        };
         slab[row.range()].copy_from_slice(tensor.as_f32().unwrap());
     }
     slab
@@ -83,7 +90,9 @@ fn shards_together_are_one_store_to_the_bit() {
         let initial = unpacked(&table, &mut store, "");
         let mut shards: Vec<_> = assign(&table, n_ps, placement)
             .into_iter()
-            .map(|ranges| Shard::new(ranges, settings(), sync(4), device()).unwrap())
+            .map(|ranges| {
+                Shard::new(ranges, table.trained_len(), settings(), sync(4), device()).unwrap()
+            })
             .collect();
         for shard in &mut shards {
             let values = packed(shard, &initial);
@@ -120,7 +129,7 @@ fn examples_weigh() {
         moving_average: None,
         seed: 0,
     };
-    let mut shard = Shard::new(vec![0..1, 3..5], plain, sync(2), device()).unwrap();
+    let mut shard = Shard::new(vec![0..1, 3..5], 5, plain, sync(2), device()).unwrap();
     shard.initialize(1, &[0.0, 1.0, 2.0]).unwrap();
     let seen = shard.version().unwrap();
     for (worker, examples, value) in [(1, 16, 5.0), (0, 64, 10.0)] {

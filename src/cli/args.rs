@@ -335,7 +335,7 @@ pub(crate) enum InspectWhat {
     },
     /// The graph of a model: variables, operations, shapes
     Model {
-        /// cifar10, line, or a YAML file
+        /// cifar10, resnet, line, or a YAML file
         path: String,
         /// Examples per batch
         #[arg(long, value_name = "N", default_value_t = 128)]

@@ -11,7 +11,7 @@ use super::output::print;
 use super::setup;
 use crate::config::{Layers, run_yaml};
 use crate::data::{Pictures, Split, load};
-use crate::graph::{Fusions, dump};
+use crate::graph::{Fusions, Step, dump};
 use crate::io::{Bundle, EventKind, checkpoint, read_events};
 use crate::model::compile;
 use crate::tensor::{HostTensor, Shape};
@@ -195,10 +195,13 @@ fn inspect_model(path: &str, batch: usize) -> Result<u8> {
         text += &format!("  {} {} from {:?}\n", row.name, row.shape, row.init);
     }
     let train = compiled.train(Fusions::default());
+    let sum = |of: fn(&Step) -> f64| train.steps.iter().map(of).sum::<f64>();
     text += &format!(
-        "{} steps, {} of working memory at batch {batch}\n",
+        "{} steps, {} of working memory at batch {batch}; {:.3} GFLOP, {} of operands and results\n",
         train.steps.len(),
-        stats::bytes(4 * train.arena as u64)
+        stats::bytes(4 * train.arena as u64),
+        sum(Step::flops) / 1e9,
+        stats::bytes(sum(Step::bytes) as u64)
     );
     text += &dump(compiled.graph());
     print(&text)

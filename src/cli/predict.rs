@@ -13,7 +13,7 @@ use super::exit::Usage;
 use super::output::print;
 use super::setup::{self, Loaded};
 use crate::config::DataName;
-use crate::data::{CROP, CifarSet, DataError, Draw, Pictures, distort, load_file};
+use crate::data::{CifarSet, DataError, Pictures, load_file};
 use crate::train::{Evaluator, Weights, cpu_device};
 
 /// Prints each picture's likeliest classes.
@@ -42,10 +42,10 @@ pub(super) fn predict(args: &PredictArgs) -> Result<u8> {
         evaluator.set(&state, Weights::Raw)?;
     }
 
+    let mut features = vec![0.0; model.features().elements()];
     for path in &args.files {
         for (label, planes) in pictures(path, set, args.records)? {
-            let mut features = vec![0.0; CROP * CROP * Pictures::CHANNELS];
-            distort(&planes, Draw::CENTRAL, &mut features);
+            setup::distortion(&config).plain(&planes, &mut features);
             let mut ranked: Vec<(usize, f64)> =
                 evaluator.probabilities(&features)?.into_iter().enumerate().collect();
             ranked.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -96,7 +96,8 @@ impl Serve<'_> {
         let rank = place.spec.ps_tasks().iter().position(|ps| *ps == place.task).unwrap_or(0);
         let own = ranges(config, place, compiled).swap_remove(rank);
         let device: Arc<dyn Device> = Arc::new(CpuDevice::new(0, 1)?);
-        let shard = Shard::new(own, settings.clone(), mode, device)?;
+        let trained = compiled.table().trained_len();
+        let shard = Shard::new(own, trained, settings.clone(), mode, device)?;
         let bytes = stats::bytes(4 * shard.floats() as u64);
         let (steps, members) = (config.train.max_steps, Arc::new(Members::default()));
         let parameters = ParameterServer::new(

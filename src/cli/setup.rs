@@ -14,11 +14,11 @@ use crate::config::{
     DataConfig, DataName, Layers, ModelName, Resolved, RunConfig, all_reduce_spec,
 };
 use crate::data::{
-    ArchiveInfo, Augmented, Central, CifarSet, DataError, Line, Pictures, Source, Split, fetch,
-    load, pictures, unpack,
+    ArchiveInfo, CifarSet, DataError, Distortion, Line, Pictures, Source, Split, fetch, load,
+    pictures, unpack,
 };
 use crate::io::{RUN_FILE, checkpoint};
-use crate::model::{Cifar, Line as LineModel, Model};
+use crate::model::{Cifar, Line as LineModel, Model, Resnet, ResnetVersion};
 use crate::store::State;
 
 /// Adds a configuration file.
@@ -134,11 +134,17 @@ pub(super) fn newest_checkpoint(dir: &Path) -> Result<Option<Loaded>> {
 
 /// The network of a configuration.
 pub(super) fn model(config: &RunConfig) -> Arc<dyn Model> {
+    let classes = if config.data.name == DataName::Cifar100 { 100 } else { 10 };
     match config.model.name {
-        ModelName::Cifar10 => {
-            let classes = if config.data.name == DataName::Cifar100 { 100 } else { 10 };
-            Arc::new(Cifar { classes })
-        }
+        ModelName::Cifar10 => Arc::new(Cifar { classes }),
+        ModelName::Resnet => Arc::new(Resnet {
+            depth: config.model.depth.unwrap_or(20),
+            version: match config.model.version {
+                Some(2) => ResnetVersion::V2,
+                _ => ResnetVersion::V1,
+            },
+            classes,
+        }),
         ModelName::Line => Arc::new(LineModel),
     }
 }
@@ -201,7 +207,7 @@ fn examples(data: &DataConfig) -> usize {
 /// The examples to learn from.
 pub(super) fn training_source(config: &RunConfig) -> Result<Arc<dyn Source>> {
     Ok(match load_pictures(config, Split::Train)? {
-        Some(pictures) => Arc::new(Augmented::new(Arc::new(pictures), config.seed)),
+        Some(pictures) => distortion(config).training(Arc::new(pictures), config.seed),
         None => Arc::new(Line::new(config.seed, examples(&config.data))),
     })
 }
@@ -212,5 +218,13 @@ pub(super) fn evaluation_source(
     split: Split,
 ) -> Result<Option<Arc<dyn Source>>> {
     let Some(pictures) = load_pictures(config, split)? else { return Ok(None) };
-    Ok(Some(Arc::new(Central::new(Arc::new(pictures)))))
+    Ok(Some(distortion(config).evaluation(Arc::new(pictures))))
+}
+
+/// How the pictures of a configuration's model become its features.
+pub(super) fn distortion(config: &RunConfig) -> Distortion {
+    match config.model.name {
+        ModelName::Resnet => Distortion::Padded,
+        ModelName::Cifar10 | ModelName::Line => Distortion::Tutorial,
+    }
 }

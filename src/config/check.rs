@@ -22,6 +22,12 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
             "the line model and the line data go together",
         ),
         (
+            config.model.depth.is_some_and(|depth| depth % 6 != 2),
+            "model.depth",
+            "model.name",
+            "residual networks have 6n + 2 layers: 20, 32, 44, 56, 110",
+        ),
+        (
             wrong_boundaries(&config.optimizer.learning_rate),
             "optimizer.learning_rate.values",
             "optimizer.learning_rate.boundaries_epochs",

@@ -48,6 +48,8 @@ choice! {
     ModelName {
         /// The convolutional CIFAR-10 network.
         Cifar10 = "cifar10",
+        /// The residual networks for CIFAR pictures.
+        Resnet = "resnet",
         /// A straight line fitted to noisy points.
         Line = "line",
     }

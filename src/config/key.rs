@@ -95,6 +95,8 @@ pub(crate) const INITIAL: &str = "optimizer.learning_rate.initial";
 /// Every key, section by section.
 pub(crate) const KEYS: &[Key] = &[
     key("model.name", Kind::Choice(ModelName::NAMES)),
+    key("model.depth", Kind::Whole { min: 8, max: 1202 }).only("model.name", &["resnet"]).needed(),
+    key("model.version", Kind::Whole { min: 1, max: 2 }).only("model.name", &["resnet"]).needed(),
     key("data.name", Kind::Choice(DataName::NAMES)),
     key("data.dir", Kind::Text),
     key("data.batch_size", COUNT),
@@ -190,6 +192,7 @@ mod tests {
             "optimizer.learning_rate={schedule: piecewise, values: [1], boundaries_epochs: []}",
             "optimizer.learning_rate={schedule: polynomial, final: 0, epochs: 10}",
             "towers.cpus=2",
+            "model=resnet",
         ]
         .map(|set| Layers::new(None).set(set).resolve().unwrap().config)
         .into()

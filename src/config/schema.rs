@@ -56,6 +56,12 @@ pub struct RunConfig {
 pub struct ModelConfig {
     /// Which network.
     pub name: ModelName,
+    /// Layers of a residual network, 6n + 2; `None` for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depth: Option<usize>,
+    /// 1 or 2, of a residual network; `None` for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u8>,
 }
 
 /// The input.
@@ -135,7 +141,7 @@ impl Default for CheckpointConfig {
 }
 
 impl RunConfig {
-    /// The defaults of the recipe called `name` (`cifar10`, `line`).
+    /// The defaults of the recipe called `name` (`cifar10`, `resnet`, `line`).
     ///
     /// # Errors
     /// [`ConfigError::UnknownRecipe`] for any other name.
@@ -154,6 +160,17 @@ data: {name: cifar10}
 optimizer:
   name: sgd
   learning_rate: {schedule: exponential, initial: 0.1, factor: 0.1, epochs_per_decay: 350}
+"
+            }
+            Self::Resnet => {
+                "model: {name: resnet, depth: 20, version: 1}
+data: {name: cifar10, batch_size: 128}
+optimizer:
+  name: momentum
+  momentum: 0.9
+  learning_rate: {schedule: piecewise, values: [0.1, 0.01, 0.001], boundaries_epochs: [82, 123]}
+moving_average: off
+train: {max_steps: 64000}
 "
             }
             Self::Line => {
@@ -259,7 +276,7 @@ mod tests {
     fn an_unknown_recipe_lists_the_known_ones() {
         assert_eq!(
             RunConfig::recipe("cifar").unwrap_err().to_string(),
-            "unknown recipe `cifar`; did you mean `cifar10`? (known: cifar10, line)"
+            "unknown recipe `cifar`; did you mean `cifar10`? (known: cifar10, resnet, line)"
         );
     }
 

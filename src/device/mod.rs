@@ -50,6 +50,8 @@ pub struct Update {
     pub rate: f32,
     /// Decay of the moving averages at this step.
     pub average_decay: f32,
+    /// Floats that all this is for; those behind are statistics, which take [`STATISTIC_SHARE`](crate::optim::STATISTIC_SHARE) of their gradient away.
+    pub trained: usize,
 }
 
 /// The slabs of one update, all of one length.

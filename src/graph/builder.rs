@@ -1,6 +1,6 @@
 //! [`Builder`]: appends operations under a scope of names.
 
-use super::{Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Window};
+use super::{Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Role, Window};
 use crate::tensor::Shape;
 
 /// Appends nodes to a graph; names get the current scope in front.
@@ -8,12 +8,18 @@ use crate::tensor::Shape;
 pub struct Builder<'g> {
     graph: &'g mut Graph,
     scope: String,
+    training: bool,
 }
 
 impl<'g> Builder<'g> {
-    /// At the outermost scope.
+    /// At the outermost scope, of a graph to train with.
     pub fn new(graph: &'g mut Graph) -> Self {
-        Self { graph, scope: String::new() }
+        Self { graph, scope: String::new(), training: true }
+    }
+
+    /// At the outermost scope, of a graph to judge or predict with.
+    pub fn evaluating(graph: &'g mut Graph) -> Self {
+        Self { training: false, ..Self::new(graph) }
     }
 
     /// The shape of a node.
@@ -49,7 +55,31 @@ impl<'g> Builder<'g> {
         shape: impl Into<Shape>,
         init: Init,
     ) -> Result<NodeId, GraphError> {
-        self.graph.add_variable(&format!("{}{name}", self.scope), shape.into(), init)
+        let name = format!("{}{name}", self.scope);
+        self.graph.add_variable(&name, shape.into(), init, Role::Trained)
+    }
+
+    /// A variable that follows a statistic of the batches: `statistic`, of the same shape, which is asked for in training only.
+    pub fn statistic(
+        &mut self,
+        name: &str,
+        shape: impl Into<Shape>,
+        init: Init,
+        statistic: impl FnOnce(&mut Self) -> Result<NodeId, GraphError>,
+    ) -> Result<NodeId, GraphError> {
+        let name = format!("{}{name}", self.scope);
+        let row = self.graph.table().rows().len();
+        let variable = self.graph.add_variable(&name, shape.into(), init, Role::Statistic)?;
+        if self.training {
+            let value = statistic(self)?;
+            self.graph.followed.push((row, value));
+        }
+        Ok(variable)
+    }
+
+    /// Whether the graph is one to train with.
+    pub fn is_training(&self) -> bool {
+        self.training
     }
 
     /// Convolution, SAME or VALID.
@@ -75,6 +105,18 @@ impl<'g> Builder<'g> {
     ) -> Result<NodeId, GraphError> {
         let window = self.window(x, kernel, stride, padding, "MaxPool")?;
         self.op(Op::MaxPool(window), &[x])
+    }
+
+    /// The mean value of each window; padding does not count.
+    pub fn avg_pool(
+        &mut self,
+        x: NodeId,
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: Padding,
+    ) -> Result<NodeId, GraphError> {
+        let window = self.window(x, kernel, stride, padding, "AvgPool")?;
+        self.op(Op::AvgPool(window), &[x])
     }
 
     /// Local response normalisation.

@@ -1,6 +1,6 @@
 //! Reverse-mode differentiation: a graph in, a longer graph out.
 
-use super::{Graph, GraphError, NodeId, Op};
+use super::{Graph, GraphError, Node, NodeId, Op};
 use crate::tensor::Shape;
 
 /// Appends d(`loss`)/d(`wrt`) to the graph and returns those nodes, zeros where the loss does not depend.
@@ -27,7 +27,9 @@ pub fn gradients(
     for i in (0..=loss.0).rev().filter(|&i| depends[i]) {
         let Some(dy) = upstream[i] else { continue };
         for (slot, input) in graph.node(NodeId(i)).inputs.clone().into_iter().enumerate() {
-            if !depends[input.0] {
+            // What flows through the moments of a batch normalisation is in its gradient by the input.
+            let moments = matches!(graph.node(NodeId(i)).op, Op::BatchNorm { .. }) && slot == 1;
+            if !depends[input.0] || moments {
                 continue;
             }
             let part = input_gradient(graph, NodeId(i), slot, dy)?;
@@ -72,11 +74,20 @@ fn input_gradient(
         (Op::MaxPool(w), _) => (Op::MaxPoolGrad(*w), vec![input(0), node, dy]),
         (Op::AvgPool(w), _) => (Op::AvgPoolGrad(*w), vec![dy]),
         (Op::Lrn(p), _) => (Op::LrnGrad(*p), vec![input(0), dy]),
-        (&Op::BatchNorm { epsilon }, 0) => {
-            (Op::BatchNormInputGrad { epsilon }, vec![input(0), input(1), dy])
+        (&Op::BatchNorm { epsilon }, _) => {
+            let of = [input(0), input(1), dy];
+            let sums = once(graph, node, Op::BatchNormSums { epsilon }, &of)?;
+            let len = shape.last_dim();
+            match slot {
+                0 => {
+                    let inputs = vec![input(0), input(1), input(2), dy, sums];
+                    (Op::BatchNormInputGrad { epsilon }, inputs)
+                }
+                2 => (Op::Slice { start: 0, len }, vec![sums]),
+                _ => (Op::Slice { start: len, len }, vec![sums]),
+            }
         }
-        (&Op::BatchNorm { epsilon }, 1) => (Op::BatchNormScaleGrad { epsilon }, vec![input(0), dy]),
-        (Op::BatchNorm { .. }, _) | (Op::BiasAdd, 1) => (Op::BiasAddGrad, vec![dy]),
+        (Op::BiasAdd, 1) => (Op::BiasAddGrad, vec![dy]),
         (Op::BiasAdd | Op::Add, _) | (Op::Sub, 0) => return Ok(dy),
         (Op::Sub, _) => return scaled(graph, node, dy, -1.0),
         (Op::Relu, _) => (Op::ReluGrad, vec![dy, node]),
@@ -121,6 +132,21 @@ fn append(
     let scope = forward.rsplit_once('/').map_or(forward.as_str(), |(scope, _)| scope);
     let name = format!("gradients/{scope}/{}", op.name());
     graph.add(&name, op, inputs)
+}
+
+/// As [`append`], but for a node that is there already, which is returned.
+fn once(
+    graph: &mut Graph,
+    forward: NodeId,
+    op: Op,
+    inputs: &[NodeId],
+) -> Result<NodeId, GraphError> {
+    let same = |node: &Node| node.op == op && node.inputs == inputs;
+    let known = graph.nodes().rev().take_while(|(id, _)| *id > forward).find(|(_, n)| same(n));
+    match known.map(|(id, _)| id) {
+        Some(id) => Ok(id),
+        None => append(graph, forward, op, inputs),
+    }
 }
 
 /// `factor * x`; a constant stays a constant.

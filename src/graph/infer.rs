@@ -90,17 +90,22 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
         | Op::AddScaled(_) => same(inputs[0], inputs[1]),
         Op::Mul if inputs[1].elements() == 1 => Ok(inputs[0].clone()),
         Op::Mul => same(inputs[0], inputs[1]),
+        Op::Moments if inputs[0].is_empty() => Err("needs at least one dimension".to_owned()),
+        Op::Moments => Ok([2 * inputs[0].last_dim()].into()),
         Op::BatchNorm { .. } => {
-            bias(inputs[0], inputs[1])?;
-            bias(inputs[0], inputs[2])
+            pairs(inputs[0], inputs[1])?;
+            bias(inputs[0], inputs[2])?;
+            bias(inputs[0], inputs[3])
+        }
+        Op::BatchNormSums { .. } => {
+            same(inputs[0], inputs[2])?;
+            pairs(inputs[0], inputs[1])
         }
         Op::BatchNormInputGrad { .. } => {
-            bias(inputs[0], inputs[1])?;
-            same(inputs[0], inputs[2])
-        }
-        Op::BatchNormScaleGrad { .. } => {
-            same(inputs[0], inputs[1])?;
-            Ok([inputs[0].last_dim()].into())
+            pairs(inputs[0], inputs[1])?;
+            bias(inputs[0], inputs[2])?;
+            pairs(inputs[0], inputs[4])?;
+            same(inputs[0], inputs[3])
         }
         Op::BiasAdd => bias(inputs[0], inputs[1]),
         Op::BiasAddGrad if inputs[0].is_empty() => Err("needs at least one dimension".to_owned()),
@@ -149,6 +154,7 @@ fn arity(op: &Op) -> usize {
         | Op::AvgPoolGrad(_)
         | Op::Lrn(_)
         | Op::BiasAddGrad
+        | Op::Moments
         | Op::Relu
         | Op::Scale(_)
         | Op::Square
@@ -168,7 +174,6 @@ fn arity(op: &Op) -> usize {
         | Op::LrnGrad(_)
         | Op::LrnReluGrad(_)
         | Op::BiasReluGrad
-        | Op::BatchNormScaleGrad { .. }
         | Op::BiasAdd
         | Op::ReluGrad
         | Op::SoftmaxCrossEntropy
@@ -179,13 +184,13 @@ fn arity(op: &Op) -> usize {
         | Op::AddScaled(_) => 2,
         Op::MaxPoolGrad(_)
         | Op::MaxPoolReluGrad(_)
-        | Op::BatchNorm { .. }
-        | Op::BatchNormInputGrad { .. }
+        | Op::BatchNormSums { .. }
         | Op::SoftmaxCrossEntropyGrad
         | Op::Conv2dBias { .. }
         | Op::Conv2dPool { .. }
         | Op::MatMulBias { .. } => 3,
-        Op::Conv2dPoolFilterGrad { .. } => 4,
+        Op::BatchNorm { .. } | Op::Conv2dPoolFilterGrad { .. } => 4,
+        Op::BatchNormInputGrad { .. } => 5,
     }
 }
 
@@ -212,6 +217,14 @@ fn bias(x: &Shape, bias: &Shape) -> Result<Shape, String> {
         return Err(format!("{bias} is not one value per innermost index of {x}"));
     }
     Ok(x.clone())
+}
+
+/// Two values per innermost index of `x`, one after the other.
+fn pairs(x: &Shape, values: &Shape) -> Result<Shape, String> {
+    if x.is_empty() || values[..] != [2 * x.last_dim()] {
+        return Err(format!("{values} is not two values per innermost index of {x}"));
+    }
+    Ok(values.clone())
 }
 
 fn rows(matrix: &Shape, vector: &Shape) -> Result<Shape, String> {

@@ -24,7 +24,7 @@ pub(crate) use memory::{Buffer, plan};
 pub use op::{LrnParams, Op};
 pub use program::{Fetch, Place, Program, Step, View};
 pub use text::dump;
-pub use vars::{Init, VarRow, VarTable};
+pub use vars::{Init, Role, VarRow, VarTable};
 pub use window::{Padding, Window};
 
 use crate::tensor::Shape;
@@ -53,6 +53,7 @@ pub struct Graph {
     feeds: Vec<NodeId>,
     table: VarTable,
     variables: Vec<NodeId>,
+    followed: Vec<(usize, NodeId)>,
 }
 
 impl Graph {
@@ -81,6 +82,11 @@ impl Graph {
         &self.feeds
     }
 
+    /// The statistics by their rows of [`Graph::table`], each with the value that it follows.
+    pub fn followed(&self) -> &[(usize, NodeId)] {
+        &self.followed
+    }
+
     /// Appends a node. The name gets a suffix `_1`, `_2`, ... if it is taken.
     pub fn add(&mut self, name: &str, op: Op, inputs: &[NodeId]) -> Result<NodeId, GraphError> {
         let name = self.unique(name);
@@ -101,8 +107,14 @@ impl Graph {
     }
 
     /// Appends a variable and its row in the layout.
-    fn add_variable(&mut self, name: &str, shape: Shape, init: Init) -> Result<NodeId, GraphError> {
-        let row = self.table.push(name, shape.clone(), init)?;
+    fn add_variable(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        init: Init,
+        role: Role,
+    ) -> Result<NodeId, GraphError> {
+        let row = self.table.push(name, shape.clone(), init, role)?;
         self.add(name, Op::Variable { row, shape }, &[])
     }
 

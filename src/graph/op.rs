@@ -61,18 +61,20 @@ pub enum Op {
     Lrn(LrnParams),
     /// `[x, dy]`.
     LrnGrad(LrnParams),
-    /// `[x, scale, offset]`: by the batch's own mean and variance.
+    /// `[x]`: the mean of each innermost index over all rows, then the (biased) variance of each.
+    Moments,
+    /// `[x, moments, scale, offset]`: normalisation by these moments. To have a gradient, they must be those of `x`.
     BatchNorm {
         /// Added to the variance.
         epsilon: f32,
     },
-    /// `[x, scale, dy]`: gradient by `x`.
-    BatchNormInputGrad {
+    /// `[x, moments, dy]`: gradient by `scale`, then that by `offset`.
+    BatchNormSums {
         /// As in the forward pass.
         epsilon: f32,
     },
-    /// `[x, dy]`: gradient by `scale`.
-    BatchNormScaleGrad {
+    /// `[x, moments, scale, dy, sums]`: gradient by `x`, through its moments too; `sums` are [`Op::BatchNormSums`].
+    BatchNormInputGrad {
         /// As in the forward pass.
         epsilon: f32,
     },
@@ -178,9 +180,10 @@ impl Op {
             Op::AvgPoolGrad(_) => "AvgPoolGrad",
             Op::Lrn(_) => "LRN",
             Op::LrnGrad(_) => "LRNGrad",
+            Op::Moments => "Moments",
             Op::BatchNorm { .. } => "FusedBatchNorm",
+            Op::BatchNormSums { .. } => "FusedBatchNormSums",
             Op::BatchNormInputGrad { .. } => "FusedBatchNormInputGrad",
-            Op::BatchNormScaleGrad { .. } => "FusedBatchNormScaleGrad",
             Op::BiasAdd => "BiasAdd",
             Op::BiasAddGrad => "BiasAddGrad",
             Op::Relu => "Relu",

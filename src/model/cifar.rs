@@ -52,7 +52,7 @@ impl Model for Cifar {
         for (name, units) in [("local3", 384), ("local4", 192)] {
             x = b.scope(name, |b| {
                 let (sum, weights) = affine(b, x, units, local)?;
-                let decay = weight_decay(b, weights, local.decay)?;
+                let decay = weight_decay(b, &[weights], local.decay)?;
                 decays.push((format!("{name}/weight_loss"), decay));
                 b.relu(sum)
             })?;

@@ -3,11 +3,13 @@
 mod blocks;
 mod cifar;
 mod line;
+mod resnet;
 
 pub use cifar::Cifar;
 pub use line::Line;
+pub use resnet::{Resnet, ResnetVersion};
 
-use crate::graph::{Builder, Fusions, Graph, GraphError, NodeId, Program, VarTable, gradients};
+use crate::graph::{Builder, Fusions, Graph, GraphError, NodeId, Op, Program, VarTable, gradients};
 use crate::tensor::Shape;
 
 /// What a model hands back after it has appended its nodes.
@@ -31,7 +33,8 @@ pub trait Model: Send + Sync {
     fn features(&self) -> Shape;
     /// How many classes its predictions tell apart; `None` for a regression.
     fn classes(&self) -> Option<usize>;
-    /// Appends forward pass and loss. `labels` holds one number per example.
+    /// Appends forward pass and loss, with the same variables whether the builder's graph is one to train with or not. `labels` holds
+    /// one number per example.
     fn build(
         &self,
         b: &mut Builder<'_>,
@@ -46,20 +49,31 @@ pub struct Compiled {
     graph: Graph,
     heads: Heads,
     gradients: Vec<NodeId>,
+    /// The forward pass as it is judged by, and its predictions.
+    evaluation: (Graph, NodeId),
 }
 
 /// Builds the graph of `model` for batches of `batch` examples, backward pass included.
 pub fn compile(model: &dyn Model, batch: usize) -> Result<Compiled, GraphError> {
     let mut graph = Graph::default();
-    let mut builder = Builder::new(&mut graph);
+    let heads = append(model, batch, Builder::new(&mut graph))?;
+    let variables = graph.variables().to_vec();
+    let mut gradients = gradients(&mut graph, heads.loss, &variables)?;
+    for (row, value) in graph.followed().to_vec() {
+        let name = format!("gradients/{}", graph.table().rows()[row].name);
+        gradients[row] = graph.add(&name, Op::Sub, &[variables[row], value])?;
+    }
+    let mut evaluation = Graph::default();
+    let predictions = append(model, batch, Builder::evaluating(&mut evaluation))?.predictions;
+    Ok(Compiled { graph, heads, gradients, evaluation: (evaluation, predictions) })
+}
+
+fn append(model: &dyn Model, batch: usize, mut b: Builder<'_>) -> Result<Heads, GraphError> {
     let mut dims = vec![batch];
     dims.extend_from_slice(&model.features());
-    let features = builder.placeholder("features", dims.into())?;
-    let labels = builder.placeholder("labels", [batch].into())?;
-    let heads = model.build(&mut builder, features, labels)?;
-    let variables = graph.variables().to_vec();
-    let gradients = gradients(&mut graph, heads.loss, &variables)?;
-    Ok(Compiled { graph, heads, gradients })
+    let features = b.placeholder("features", dims.into())?;
+    let labels = b.placeholder("labels", [batch].into())?;
+    model.build(&mut b, features, labels)
 }
 
 impl Compiled {
@@ -98,7 +112,8 @@ impl Compiled {
 
     /// Forward only; fetches the predictions.
     pub fn predict(&self) -> Program {
-        Program::lower(&self.graph, &[self.heads.predictions], &[], Fusions::Forward)
+        let (graph, predictions) = &self.evaluation;
+        Program::lower(graph, &[*predictions], &[], Fusions::Forward)
     }
 
     fn losses(&self) -> Vec<NodeId> {

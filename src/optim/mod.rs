@@ -3,5 +3,5 @@
 mod rule;
 mod schedule;
 
-pub use rule::{UpdateRule, average_decay};
+pub use rule::{STATISTIC_SHARE, UpdateRule, average_decay};
 pub use schedule::{Curve, Schedule};

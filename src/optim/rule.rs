@@ -15,6 +15,9 @@ pub struct UpdateRule {
     pub clip: Option<f32>,
 }
 
+/// How much of its distance to the batches' value a statistic covers in a step: TensorFlow's and PyTorch's 0.1, a decay of 0.9.
+pub const STATISTIC_SHARE: f32 = 0.1;
+
 /// The decay of the moving averages at `global_step`, the step number after the update:
 /// `min(decay, (1 + n) / (10 + n))`, TensorFlow's `ExponentialMovingAverage` with `num_updates`.
 pub fn average_decay(decay: f32, global_step: u64) -> f32 {

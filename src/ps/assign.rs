@@ -35,21 +35,21 @@ pub fn assign(table: &VarTable, n_ps: usize, placement: Placement) -> Vec<Vec<Ra
     }
     match placement {
         Placement::RoundRobin => {
-            for (turn, row) in (1..).zip(table.rows()) {
+            for (turn, row) in (1..).zip(table.placed()) {
                 tasks[turn % n_ps].push(row.range());
             }
         }
         Placement::Greedy => {
             let mut bytes = vec![0; n_ps];
             bytes[0] = GLOBAL_STEP_BYTES;
-            for row in table.rows() {
+            for row in table.placed() {
                 let (least, load) =
                     bytes.iter_mut().enumerate().min_by_key(|(_, b)| **b).expect("n_ps is not 0");
                 *load += row.range().len() * size_of::<f32>();
                 tasks[least].push(row.range());
             }
         }
-        Placement::Even => even(table.rows(), table.parameters(), &mut tasks),
+        Placement::Even => even(table.placed(), table.floats(), &mut tasks),
     }
     for ranges in &mut tasks {
         ranges.retain(|range| !range.is_empty());
@@ -59,7 +59,7 @@ pub fn assign(table: &VarTable, n_ps: usize, placement: Placement) -> Vec<Vec<Ra
 
 /// Fills one task after the other, each up to its share of the total, to the nearest place where one may cut; the last
 /// takes the rest.
-fn even(rows: &[VarRow], total: usize, tasks: &mut [Vec<Range<usize>>]) {
+fn even<'a>(rows: impl Iterator<Item = &'a VarRow>, total: usize, tasks: &mut [Vec<Range<usize>>]) {
     let n = tasks.len();
     let (mut task, mut placed) = (0, 0);
     for row in rows {

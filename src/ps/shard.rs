@@ -58,9 +58,10 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// An empty shard of these ranges, see [`super::assign`].
+    /// An empty shard of these ranges, see [`super::assign`], of a slab whose first floats are `trained`.
     pub fn new(
         ranges: Vec<Range<usize>>,
+        trained: usize,
         settings: StoreSettings,
         mode: Mode,
         device: Arc<dyn Device>,
@@ -72,7 +73,10 @@ impl Shard {
             }
             Mode::Sync(accumulator) => Rule::Sync(accumulator),
         };
-        let values = Values::new(len, settings, device)?;
+        // Statistics lie at the end of the whole slab, and so at the end of each part of it.
+        let own = |range: &Range<usize>| trained.clamp(range.start, range.end) - range.start;
+        let trained = ranges.iter().map(own).sum();
+        let values = Values::new(len, trained, settings, device)?;
         Ok(Self { ranges, values, incarnation: None, rule, kept: vec![], spare: vec![] })
     }
 
@@ -291,7 +295,7 @@ mod tests {
     }
 
     fn small(mode: Mode) -> Shard {
-        Shard::new(vec![4..7, 16..17], settings(), mode, device()).unwrap()
+        Shard::new(vec![4..7, 16..17], 17, settings(), mode, device()).unwrap()
     }
 
     fn lent(shard: &mut Shard, values: &[f32]) -> Slab {

@@ -62,6 +62,8 @@ impl Versions {
 pub(super) struct Values {
     pub(super) device: Arc<dyn Device>,
     settings: StoreSettings,
+    /// Floats that the optimizer changes; those behind are statistics.
+    trained: usize,
     pub(super) step: u64,
     params: Versions,
     averages: Option<Versions>,
@@ -72,6 +74,7 @@ impl Values {
     /// Zeros.
     pub(super) fn new(
         len: usize,
+        trained: usize,
         settings: StoreSettings,
         device: Arc<dyn Device>,
     ) -> Result<Self, PsError> {
@@ -79,7 +82,7 @@ impl Values {
         let averages = settings.moving_average.map(|_| slab()).transpose()?;
         let slots = settings.rule.momentum.map(|_| slab()).transpose()?;
         let params = slab()?;
-        Ok(Self { device, settings, step: 0, params, averages, slots })
+        Ok(Self { device, settings, trained, step: 0, params, averages, slots })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -138,7 +141,7 @@ impl Values {
 
     /// One optimizer step, as [`crate::store::LocalStore`] takes it.
     pub(super) fn apply(&mut self, mean: &Slab) -> Result<Applied, PsError> {
-        let (rate, update) = self.settings.update_at(self.step);
+        let (rate, update) = self.settings.update_at(self.step, self.trained);
         self.step += 1;
         let device = &*self.device;
         let slabs = UpdateSlabs {

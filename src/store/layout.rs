@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{State, StoreError, StoreSettings};
-use crate::graph::VarTable;
+use crate::graph::{Role, VarRow, VarTable};
 use crate::tensor::HostTensor;
 
 const AVERAGE: &str = "ExponentialMovingAverage";
@@ -34,7 +34,7 @@ impl StateLayout {
     pub fn state(&self, global_step: u64, slabs: &[Vec<f32>]) -> State {
         let mut state = State { global_step, tensors: Vec::new() };
         for (suffix, slab) in self.suffixes.iter().zip(slabs) {
-            for row in self.table.rows() {
+            for row in self.table.rows().iter().filter(|row| has(row, *suffix)) {
                 let values = slab[row.range()].to_vec();
                 let tensor = HostTensor::f32(&row.shape, values).expect("the row tells its length");
                 state.tensors.push((tensor_name(&row.name, *suffix), tensor));
@@ -49,6 +49,11 @@ impl StateLayout {
     }
 }
 
+/// Whether a state has such a tensor of the variable: statistics have no averages and no velocities.
+fn has(row: &VarRow, suffix: Option<&str>) -> bool {
+    suffix.is_none() || row.role == Role::Trained
+}
+
 fn tensor_name(variable: &str, suffix: Option<&str>) -> String {
     suffix.map_or_else(|| variable.to_owned(), |suffix| format!("{variable}/{suffix}"))
 }
@@ -57,6 +62,8 @@ fn tensor_name(variable: &str, suffix: Option<&str>) -> String {
 fn read_slab(table: &VarTable, from: &State, suffix: Option<&str>) -> Result<Vec<f32>, StoreError> {
     let mut slab = vec![0.0; table.slab_len()];
     for row in table.rows() {
+        // Averages of statistics are the statistics.
+        let suffix = suffix.filter(|_| has(row, suffix));
         let name = tensor_name(&row.name, suffix);
         let Some(tensor) = from.find(&name) else {
             let hint = match suffix {
@@ -87,6 +94,7 @@ impl State {
 
     /// Whether moving averages were kept.
     pub fn has_averages(&self, table: &VarTable) -> bool {
-        table.rows().iter().all(|row| self.find(&tensor_name(&row.name, Some(AVERAGE))).is_some())
+        let mut rows = table.rows().iter().filter(|row| has(row, Some(AVERAGE)));
+        rows.all(|row| self.find(&tensor_name(&row.name, Some(AVERAGE))).is_some())
     }
 }

@@ -22,11 +22,13 @@ pub struct StoreSettings {
 }
 
 impl StoreSettings {
-    /// The rate and the numbers of the update that starts at `step`: averages come after it, at the next step.
-    pub(crate) fn update_at(&self, step: u64) -> (f64, Update) {
+    /// The rate and the numbers of the update that starts at `step`, of slabs with so many floats `trained`: averages come after it,
+    /// at the next step.
+    pub(crate) fn update_at(&self, step: u64, trained: usize) -> (f64, Update) {
         let rate = self.schedule.rate(step);
         let decay = average_decay(self.moving_average.unwrap_or(0.0), step + 1);
-        (rate, Update { rule: self.rule, rate: rate as f32, average_decay: decay })
+        let rule = self.rule;
+        (rate, Update { rule, rate: rate as f32, average_decay: decay, trained })
     }
 }
 
@@ -41,6 +43,8 @@ pub struct LocalStore {
     slots: Vec<Slab>,
     /// Averages of the first master, the one that is saved.
     averages: Option<Slab>,
+    /// Floats that the optimizer changes; those behind are statistics.
+    trained: usize,
     global_step: u64,
 }
 
@@ -72,8 +76,10 @@ impl LocalStore {
             }
             None => None,
         };
+        let trained = table.trained_len();
         let layout = StateLayout::new(table, &settings);
-        Ok(Self { layout, settings, devices, masters, slots, averages, global_step: 0 })
+        let global_step = 0;
+        Ok(Self { layout, settings, devices, masters, slots, averages, trained, global_step })
     }
 }
 
@@ -83,7 +89,7 @@ impl VariableStore for LocalStore {
     }
 
     fn apply(&mut self, mean: &[Slab], _share: Contribution) -> Result<Applied, StoreError> {
-        let (rate, update) = self.settings.update_at(self.global_step);
+        let (rate, update) = self.settings.update_at(self.global_step, self.trained);
         self.global_step += 1;
         for (i, params) in self.masters.iter_mut().enumerate() {
             let slabs = UpdateSlabs {

@@ -100,7 +100,7 @@ impl Gradients<'_> {
             }
         }
         let (cluster, len) = (&self.config.cluster, self.table.slab_len());
-        let rows = self.table.rows().iter().map(|row| row.range()).collect();
+        let rows = self.table.placed().map(|row| row.range()).collect();
         match self.nccl()? {
             Ok((mean, grads)) => {
                 words += ", nccl inside this worker";

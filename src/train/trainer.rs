@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::progress::{Phase, Progress};
 use crate::data::{Batch, InputPipeline};
 use crate::device::Slab;
-use crate::graph::VarTable;
+use crate::graph::{Role, VarTable};
 use crate::reduce::GradientReducer;
 use crate::store::{Contribution, State, VariableStore};
 use crate::tower::Tower;
@@ -267,7 +267,9 @@ impl Trainer {
             mean.read(row.range(), &mut values)?;
             Ok((row.name.clone(), values))
         };
-        self.table.rows().iter().map(read).collect()
+        // What statistics are too large by is no gradient.
+        let trained = self.table.rows().iter().filter(|row| row.role == Role::Trained);
+        trained.map(read).collect()
     }
 
     /// Variables, averages and slots.

@@ -57,6 +57,11 @@ impl Ended {
     }
 }
 
+/// The program: cargo's, or another one that `TFTRAIN_BIN` names.
+pub(crate) fn program() -> std::ffi::OsString {
+    std::env::var_os("TFTRAIN_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_tftrain").into())
+}
+
 impl Space {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
@@ -68,7 +73,7 @@ impl Space {
 
     /// The program with arguments that are separated by spaces, in this folder.
     pub(crate) fn command(&self, args: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tftrain"));
+        let mut command = Command::new(program());
         command.args(args.split_whitespace()).current_dir(self.0.path()).env_remove("RUST_LOG");
         command.stdin(Stdio::null());
         command
@@ -87,7 +92,7 @@ impl Space {
     /// A script of the shell, in which `$TFTRAIN` is the program.
     pub(crate) fn shell(&self, script: &str) -> Ended {
         let mut shell = Command::new("sh");
-        shell.args(["-c", script]).env("TFTRAIN", env!("CARGO_BIN_EXE_tftrain"));
+        shell.args(["-c", script]).env("TFTRAIN", program());
         shell.env_remove("RUST_LOG").stdin(Stdio::null());
         shell.current_dir(self.0.path()).output().unwrap().into()
     }

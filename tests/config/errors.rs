@@ -52,11 +52,11 @@ fn unknown_choices_list_the_known_names() {
     assert_eq!(
         file_error("model: cifar\n"),
         "configs/a.yaml:1: unknown `model.name` `cifar`; \
-         did you mean `cifar10`? (known: cifar10, line)"
+         did you mean `cifar10`? (known: cifar10, resnet, line)"
     );
     assert_eq!(
         file_error("model:\n  name: vgg\n"),
-        "configs/a.yaml:2: unknown `model.name` `vgg`; known: cifar10, line"
+        "configs/a.yaml:2: unknown `model.name` `vgg`; known: cifar10, resnet, line"
     );
     assert_eq!(
         set_error("precision=f16"),
@@ -78,8 +78,8 @@ fn values_of_the_wrong_type_are_named_with_line_and_key() {
             "optimizer:\n  name: momentum\n  nesterov: yes\n",
             "3: `optimizer.nesterov` must be true or false, not \"yes\"",
         ),
-        ("model: {name: 3}\n", "1: `model.name` must be one of cifar10, line, not 3"),
-        ("model: 3\n", "1: `model` must be a name or a mapping of name, not 3"),
+        ("model: {name: 3}\n", "1: `model.name` must be one of cifar10, resnet, line, not 3"),
+        ("model: 3\n", "1: `model` must be a name or a mapping of name, depth, version, not 3"),
         (
             "optimizer:\n  learning_rate: fast\n",
             "2: `optimizer.learning_rate` must be a number or a mapping of schedule, initial, \
@@ -177,6 +177,16 @@ fn values_out_of_range_are_named_with_their_origin() {
 #[test]
 fn contradictions_name_both_origins() {
     let cases = [
+        (
+            "model: {name: resnet, depth: 21}\n",
+            "`model.depth: 21` (configs/a.yaml:1) contradicts `model.name: resnet` \
+             (configs/a.yaml:1): residual networks have 6n + 2 layers: 20, 32, 44, 56, 110",
+        ),
+        (
+            "model: {name: cifar10, depth: 20}\n",
+            "`model.depth: 20` (configs/a.yaml:1) contradicts `model.name: cifar10` \
+             (configs/a.yaml:1): `model.depth` needs `model.name: resnet`",
+        ),
         (
             "optimizer:\n  momentum: 0.9\n",
             "`optimizer.momentum: 0.9` (configs/a.yaml:2) contradicts `optimizer.name: sgd` \
@@ -293,6 +303,6 @@ fn yaml_that_does_not_parse_names_its_line() {
 fn recipes_are_checked_by_name() {
     assert_eq!(
         RunConfig::recipe("lines").unwrap_err().to_string(),
-        "unknown recipe `lines`; did you mean `line`? (known: cifar10, line)"
+        "unknown recipe `lines`; did you mean `line`? (known: cifar10, resnet, line)"
     );
 }

@@ -127,7 +127,7 @@ proptest! {
 
     #[test]
     fn printed_text_reads_back_as_itself(
-        recipe in prop_oneof![Just("cifar10"), Just("line")],
+        recipe in prop_oneof![Just("cifar10"), Just("resnet"), Just("line")],
         optimizer in optimizer(),
         learning_rate in learning_rate(),
         average in proptest::option::of(0.001..0.9999),
@@ -146,7 +146,7 @@ proptest! {
             .resolve()
             .unwrap();
         let text = run_yaml(&resolved);
-        for reader in [None, Some("cifar10"), Some("line")] {
+        for reader in [None, Some("cifar10"), Some("resnet"), Some("line")] {
             let again = Layers::new(reader).file("run.yaml", text.clone()).resolve().unwrap();
             prop_assert_eq!(&again.config, &resolved.config, "{}", text);
             prop_assert_eq!(fingerprint(&again.config), fingerprint(&resolved.config));

@@ -1,4 +1,5 @@
-//! The stand-in for CUDA: builds it once, and runs tests and the program with it.
+//! The stand-in for CUDA: builds it once, and runs tests and the program with it; or with the machine's own GPUs, where
+//! `TFTRAIN_GPU=real` asks for them.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,8 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder of the built libraries; `None`, said aloud, where there is no g++.
+/// Whether the machine's own GPUs are tested.
+pub(crate) fn real() -> bool {
+    std::env::var_os("TFTRAIN_GPU").is_some_and(|value| value == "real")
+}
+
+/// The folder of the built libraries; `None`, said aloud, where there is no g++, or where the machine's own GPUs are tested.
+#[allow(clippy::print_stderr, reason = "a skip must be seen")]
 pub(crate) fn libraries() -> Option<&'static Path> {
+    if real() {
+        eprintln!("skipped: only the stand-in can do this");
+        return None;
+    }
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT.get_or_init(build).as_deref()
 }
@@ -56,7 +67,7 @@ const INSIDE: &str = "TFTRAIN_TEST_ON_FAKE_CUDA";
 /// at the start.
 #[track_caller]
 pub(crate) fn inside(name: &str, env: &[(&str, &str)], body: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some() {
+    if std::env::var_os(INSIDE).is_some() || real() {
         return body();
     }
     let Some(libraries) = libraries() else { return };
@@ -70,6 +81,25 @@ pub(crate) fn inside(name: &str, env: &[(&str, &str)], body: impl FnOnce()) {
         output.status.success() && out.contains("1 passed"),
         "{name} with the stand-in:\n{out}\n{err}"
     );
+}
+
+/// Lets a command run on GPUs, the stand-in's with these variables, which have no meaning elsewhere; `None`, said aloud, where there are
+/// fewer than `count`.
+#[allow(clippy::print_stderr, reason = "a skip must be seen")]
+pub(crate) fn on_gpus(command: &mut Command, count: usize, env: &[(&str, &str)]) -> Option<()> {
+    if !real() {
+        with_libraries(command, libraries()?);
+        command.envs(env.iter().copied());
+        return Some(());
+    }
+    let own = env.iter().filter(|(name, _)| !name.starts_with("FAKE_CUDA_"));
+    command.envs(own.copied());
+    let found = tftrain::device::cuda::probe().gpus.map_or(0, |gpus| gpus.len());
+    if found < count {
+        eprintln!("skipped: it needs {count} GPUs, and there are {found}");
+        return None;
+    }
+    Some(())
 }
 
 /// Lets a command find the stand-in, and nothing that the machine itself may have.

@@ -1,9 +1,11 @@
-//! GPUs, on machines that have none: the program's own code on a CUDA made of CPU threads (`tests/fakecuda`).
+//! GPUs, on machines that have none: the program's own code on a CUDA made of CPU threads (`tests/fakecuda`); or on real ones
+//! (`TFTRAIN_GPU=real`, see `tests/gpu.sh`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod errors;
 mod fake;
+mod golden;
 mod nccl;
 mod ops;
 mod training;

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::cli::{Live, Space, ports, same};
 use crate::errors::copy_without;
-use crate::fake::{libraries, with_libraries};
+use crate::fake::{libraries, on_gpus, real, with_libraries};
 use crate::training::{NARROW as TWO_EACH, close, run};
 
 /// The tutorial network on one picture at a time, for few steps: after some ten of them a rounding decides which side of a
@@ -33,8 +33,13 @@ fn however_gradients_meet_the_variables_are_the_same() {
         }
         space.ok(&format!("{flags} --set conv=direct --num-towers {n} --train-dir towers"));
         let of = |name: &str| space.checkpoint(name, steps);
-        same(&of("auto"), &of("cpu"));
-        same(&of("replicated"), &of("copies"));
+        if n == 2 || !real() {
+            same(&of("auto"), &of("cpu"));
+            same(&of("replicated"), &of("copies"));
+        }
+        // In which order it adds more than two is up to NCCL.
+        close(&of("auto"), &of("cpu"), 1e-4);
+        close(&of("replicated"), &of("copies"), 1e-4);
         close(&of("replicated"), &of("cpu"), 1e-4);
         close(&of("auto"), &of("towers"), 1e-4);
     }
@@ -128,9 +133,8 @@ fn two_processes_train_as_one() {
 fn worker(space: &Space, index: usize, gpus: &str, flags: &str) -> Option<Live> {
     let task = format!("train --config two.yaml --job-name worker --task-index {index}");
     let mut command = space.command(&format!("{task} {NARROW} {flags}"));
-    with_libraries(&mut command, libraries()?);
+    on_gpus(&mut command, 4, &[FOUR, ("CUDA_VISIBLE_DEVICES", gpus)])?;
     command.env("XDG_CACHE_HOME", space.path("cache"));
-    command.envs([FOUR, ("CUDA_VISIBLE_DEVICES", gpus)]);
     Some(space.spawn(&mut command))
 }
 

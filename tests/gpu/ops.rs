@@ -7,7 +7,7 @@ use tftrain::graph::{Builder, NodeId, Op};
 use tftrain::optim::UpdateRule;
 
 use crate::fake::inside;
-use crate::support::cases::{Build, Case, agrees_with_tensorflow, differentiable};
+use crate::support::cases::{Build, Case, agrees_with_tensorflow, apply, differentiable};
 use crate::support::wave;
 
 fn gpu() -> CudaDevice {
@@ -40,7 +40,7 @@ fn agrees_with_the_cpu() {
             let build = |b: &mut Builder<'_>, inputs: &[NodeId], _| {
                 let copies: Result<Vec<NodeId>, _> =
                     inputs.iter().map(|&i| b.op(Op::Scale(1.0), &[i])).collect();
-                b.op(op.clone(), &copies?)
+                apply(b, &op, &copies?)
             };
             let mut on_gpu = Case::new(&gpu, &shapes, &[], &build);
             let mut on_cpu = Case::new(&cpu, &shapes, &[], &build);
@@ -65,13 +65,13 @@ fn parts_of_fused_gradients_agree_with_the_cpu() {
         let norm = Op::BatchNorm { epsilon: 1e-3 };
         let by_scale = |b: &mut Builder<'_>, inputs: &[NodeId], fed: NodeId| {
             let x = b.op(Op::Reshape([8, 5].into()), &[fed])?;
-            b.op(norm.clone(), &[x, inputs[0], inputs[1]])
+            apply(b, &norm, &[x, inputs[0], inputs[1]])
         };
         let by_input = |b: &mut Builder<'_>, inputs: &[NodeId], _: NodeId| {
             let scale = b.op(Op::Fill(1.5, [5].into()), &[])?;
             let offset = b.op(Op::Fill(0.5, [5].into()), &[])?;
             let x = b.op(Op::Scale(1.0), &inputs[..1])?;
-            b.op(norm.clone(), &[x, scale, offset])
+            apply(b, &norm, &[x, scale, offset])
         };
         let fed = wave(40, 7, 1.0);
         let cases: [(Vec<Vec<usize>>, &Build<'_>); 2] =
@@ -131,7 +131,7 @@ fn updates_agree_with_the_cpu() {
                 };
                 let (mut params, mut slots) = (slab(device, 1), slab(device, 2));
                 let (mut averages, grads) = (slab(device, 3), slab(&cpu, 4));
-                let update = Update { rule, rate: 0.1, average_decay: 0.99 };
+                let update = Update { rule, rate: 0.1, average_decay: 0.99, trained: 900 };
                 for _ in 0..2 {
                     let slabs = UpdateSlabs {
                         params: &mut params,

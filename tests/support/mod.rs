@@ -24,7 +24,7 @@ pub(crate) fn wave(len: usize, k: u64, scale: f64) -> Vec<f32> {
 
 /// A golden file of `tests/golden`.
 pub(crate) fn golden(name: &str) -> Value {
-    let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("tests/golden/{name}");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

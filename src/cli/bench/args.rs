@@ -26,7 +26,7 @@ pub(in crate::cli) enum BenchWhat {
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct StepBenchArgs {
-    /// cifar10 or line
+    /// cifar10, resnet or line
     #[arg(long, default_value = "cifar10")]
     pub(in crate::cli) model: String,
     /// Timed steps

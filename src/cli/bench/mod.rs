@@ -51,7 +51,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         batch_size: args.batch_size,
         threads: args.threads,
         data_dir: args.data_dir.clone(),
-        synthetic: (args.data_dir.is_none() && args.model == "cifar10").then_some(true),
+        synthetic: (args.data_dir.is_none() && args.model != "line").then_some(true),
         set: args.set.clone(),
         ..TrainArgs::default()
     };

@@ -82,7 +82,8 @@ fn serve(subject: Subject) -> Result<u8> {
     std::thread::spawn(move || echo(&plain, 4 * floats));
     let rounds = Rounds { workers: 1, aggregate: 1, when_short: WhenShort::GoOn { min: 1 } };
     let mode = Mode::Sync(Accumulator::new(rounds, 0));
-    let shard = Shard::new(subject.ranges(), subject.settings.clone(), mode, subject.host)?;
+    let (ranges, settings) = (subject.ranges(), subject.settings.clone());
+    let shard = Shard::new(ranges, floats, settings, mode, subject.host)?;
     let members = Arc::new(Members::default());
     let workers = vec![TaskId::new("worker", 0)];
     let parameters =

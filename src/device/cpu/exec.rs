@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::conv::Conv;
 use super::depthwise::{self, Depthwise};
 use super::gemm::Matmul;
-use super::norm::{self, BatchNorm};
+use super::norm;
 use super::products::Products;
 use super::unpool::{OutputGrad, Unpool};
 use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
@@ -204,7 +204,7 @@ impl Memory<'_> {
     }
 
     /// The operands and the output of a step.
-    fn split(&mut self, step: &Step) -> ([&[f32]; 4], &mut [f32], &mut [f32]) {
+    fn split(&mut self, step: &Step) -> ([&[f32]; 5], &mut [f32], &mut [f32]) {
         let view = step.output;
         let raw = if view.place == Place::Gradients { &self.gradients } else { &self.arena };
         assert!(view.offset + view.len <= raw.len);
@@ -219,7 +219,7 @@ impl Memory<'_> {
             },
             None => &mut [][..],
         };
-        let mut operands: [&[f32]; 4] = [&[]; 4];
+        let mut operands: [&[f32]; 5] = [&[]; 5];
         for (operand, (view, _)) in operands.iter_mut().zip(&step.inputs) {
             *operand = self.get(*view);
         }
@@ -290,10 +290,10 @@ fn scratch_len(ctx: Ctx, products: Products, step: &Step) -> usize {
         }
         Op::MatMulBias { .. } => products.matmul_scratch(ctx, &product(x, y, false, false)),
         Op::BiasAddGrad | Op::BiasReluGrad => reduce::column_sums_scratch(channels),
-        Op::BatchNorm { .. } => norm::batch_norm_scratch(channels) + 2 * channels,
-        Op::BatchNormInputGrad { .. } | Op::BatchNormScaleGrad { .. } => {
-            norm::batch_norm_scratch(channels) + 4 * channels + x.elements()
-        }
+        Op::Moments
+        | Op::BatchNorm { .. }
+        | Op::BatchNormSums { .. }
+        | Op::BatchNormInputGrad { .. } => norm::batch_norm_scratch(channels),
         _ => 0,
     }
 }
@@ -305,7 +305,7 @@ fn execute(
     memory: &mut Memory<'_>,
     scratch: &mut [f32],
 ) {
-    let ([a, b, c, d], out, winners) = memory.split(step);
+    let ([a, b, c, d, e], out, winners) = memory.split(step);
     let shape = |i: usize| &step.inputs[i].1;
     match &step.op {
         Op::Placeholder(_) | Op::Variable { .. } | Op::Reshape(_) => {
@@ -370,23 +370,13 @@ fn execute(
             let relu = matches!(step.op, Op::LrnReluGrad(_));
             norm::lrn_grad(ctx, p, shape(0).last_dim(), relu, a, b, out);
         }
-        &Op::BatchNorm { epsilon } => {
-            let (mean, scratch) = scratch.split_at_mut(b.len());
-            let (variance, scratch) = scratch.split_at_mut(b.len());
-            let bn = BatchNorm { epsilon, scale: b, offset: c };
-            norm::batch_norm_training(ctx, &bn, a, out, mean, variance, scratch);
+        Op::Moments => norm::moments(ctx, a, out, scratch),
+        &Op::BatchNorm { epsilon } => norm::batch_norm(ctx, epsilon, a, b, c, d, out, scratch),
+        &Op::BatchNormSums { epsilon } => {
+            norm::batch_norm_sums(ctx, epsilon, a, b, c, out, scratch);
         }
         &Op::BatchNormInputGrad { epsilon } => {
-            let (unused, scratch) = scratch.split_at_mut(2 * b.len());
-            let (dscale, doffset) = unused.split_at_mut(b.len());
-            norm::batch_norm_grads(ctx, epsilon, b, a, c, [out, dscale, doffset], scratch);
-        }
-        &Op::BatchNormScaleGrad { epsilon } => {
-            let (dx, scratch) = scratch.split_at_mut(a.len());
-            let (doffset, scratch) = scratch.split_at_mut(out.len());
-            let (ones, scratch) = scratch.split_at_mut(out.len());
-            ones.fill(1.0);
-            norm::batch_norm_grads(ctx, epsilon, ones, a, b, [dx, out, doffset], scratch);
+            norm::batch_norm_input_grad(ctx, epsilon, a, b, c, d, e, out, scratch);
         }
         Op::BiasAdd => elementwise::bias_add(ctx, a, b, out),
         Op::BiasAddGrad => reduce::column_sums(ctx, shape(0).last_dim(), a, out, scratch),

@@ -39,6 +39,7 @@ use self::products::Products;
 use super::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs};
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::graph::{Fusions, Program};
+use crate::optim::STATISTIC_SHARE;
 use crate::util::clock::Clock;
 
 /// The processor, or a share of its cores: one tower's threads.
@@ -162,9 +163,20 @@ impl Device for CpuDevice {
         };
         let params = self.host_mut(slabs.params)?;
         let grads = self.host(slabs.grads)?;
-        let slots = slabs.slots.map(|slab| self.host_mut(slab)).transpose()?;
-        let averages = slabs.averages.map(|slab| self.host_mut(slab)).transpose()?;
-        self.run(|| update::apply(self.ctx, &rule, params, grads, slots, averages));
+        let trained = update.trained.min(params.len()).min(grads.len());
+        let (params, statistics) = params.split_at_mut(trained);
+        let (grads, excess) = grads.split_at(trained);
+        let cut = |slab| {
+            let slab: &mut [f32] = self.host_mut(slab)?;
+            let len = trained.min(slab.len());
+            Ok::<_, DeviceError>(&mut slab[..len])
+        };
+        let slots = slabs.slots.map(cut).transpose()?;
+        let averages = slabs.averages.map(cut).transpose()?;
+        self.run(|| {
+            update::apply(self.ctx, &rule, params, grads, slots, averages);
+            update::sgd(self.ctx, STATISTIC_SHARE, excess, statistics);
+        });
         Ok(())
     }
 }

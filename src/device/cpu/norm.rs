@@ -201,41 +201,6 @@ pub fn lrn_grad(
     });
 }
 
-/// `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BatchNorm<'a> {
-    /// Keeps the root from zero.
-    pub epsilon: f32,
-    /// One factor per channel.
-    pub scale: &'a [f32],
-    /// One offset per channel.
-    pub offset: &'a [f32],
-}
-
-impl BatchNorm<'_> {
-    /// Checks operands and gives the number of channels and rows.
-    fn sizes(&self, x: &[f32], y: &[f32], per_channel: [&[f32]; 2]) -> (usize, usize) {
-        let channels = self.scale.len();
-        assert!(
-            channels > 0 && x.len().is_multiple_of(channels),
-            "{} floats are not rows of {channels}",
-            x.len()
-        );
-        assert_eq!(
-            (x.len(), channels),
-            (y.len(), self.offset.len()),
-            "operands of batch normalisation"
-        );
-        assert!(per_channel.iter().all(|s| s.len() == channels), "one value per channel");
-        (channels, x.len() / channels)
-    }
-
-    /// `1 / sqrt(variance + epsilon)`.
-    fn inverse(&self, variance: f32) -> f32 {
-        1.0 / (variance + self.epsilon).sqrt()
-    }
-}
-
 multiversion! {
     fn add_squared_distances(mean: &[f32], x: &[f32], out: &mut [f32]) {
         out.fill(0.0);
@@ -261,12 +226,12 @@ multiversion! {
 }
 
 multiversion! {
-    /// Adds `dy` and `dy * (x - mean)` per channel.
+    /// Adds `dy * (x - mean)`, then `dy` per channel.
     fn add_gradients(mean: &[f32], x: &[f32], dy: &[f32], out: &mut [f32]) {
         out.fill(0.0);
         let c = mean.len();
-        let (plain, weighted) = out.split_at_mut(c);
-        let weighted = &mut weighted[..c];
+        let (weighted, plain) = out.split_at_mut(c);
+        let plain = &mut plain[..c];
         for (x, dy) in x.chunks_exact(c).zip(dy.chunks_exact(c)) {
             for i in 0..c {
                 plain[i] += dy[i];
@@ -289,91 +254,29 @@ multiversion! {
     }
 }
 
+/// Rows of `channels` of an operand of batch normalisation, whose other operands have `per_channel` values each.
+fn rows_of(channels: usize, x: &[f32], per_channel: &[(&[f32], usize)]) -> usize {
+    assert!(
+        channels > 0 && x.len().is_multiple_of(channels),
+        "{} floats are not rows of {channels}",
+        x.len()
+    );
+    let fit = per_channel.iter().all(|(values, each)| values.len() == each * channels);
+    assert!(fit, "operands of batch normalisation over {channels} channels");
+    x.len() / channels
+}
+
 /// Floats of scratch memory that the functions of batch normalisation need.
 pub fn batch_norm_scratch(channels: usize) -> usize {
-    (2 * CHUNKS + 3) * channels
+    2 * CHUNKS * channels
 }
 
-/// Normalises by a given mean and variance.
-pub fn batch_norm(
-    ctx: Ctx,
-    bn: &BatchNorm<'_>,
-    mean: &[f32],
-    variance: &[f32],
-    x: &[f32],
-    y: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let (channels, _) = bn.sizes(x, y, [mean, variance]);
-    let factor = &mut scratch[..channels];
-    for ((f, s), v) in factor.iter_mut().zip(bn.scale).zip(variance) {
-        *f = s * bn.inverse(*v);
-    }
-    let factor = &*factor;
-    ctx.map(channels, [x], [y], |[x], [y]| normalise(ctx.isa, mean, factor, bn.offset, x, y));
-}
-
-/// Normalises by the mean and the (biased) variance of the rows, which it leaves in `mean` and `variance`.
-pub fn batch_norm_training(
-    ctx: Ctx,
-    bn: &BatchNorm<'_>,
-    x: &[f32],
-    y: &mut [f32],
-    mean: &mut [f32],
-    variance: &mut [f32],
-    scratch: &mut [f32],
-) {
-    bn.sizes(x, y, [mean, variance]);
-    moments(ctx, x, mean, variance, scratch);
-    batch_norm(ctx, bn, mean, variance, x, y, scratch);
-}
-
-/// The gradients of [`batch_norm_training`] by `x`, scale and offset, given the mean and variance it left.
-#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
-pub fn batch_norm_grad(
-    ctx: Ctx,
-    bn: &BatchNorm<'_>,
-    mean: &[f32],
-    variance: &[f32],
-    x: &[f32],
-    dy: &[f32],
-    dx: &mut [f32],
-    dscale: &mut [f32],
-    doffset: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let (channels, rows) = bn.sizes(x, dy, [mean, variance]);
-    bn.sizes(dx, dy, [dscale, doffset]);
+/// The mean of each channel over the rows of `x`, then the (biased) variance of each.
+pub fn moments(ctx: Ctx, x: &[f32], out: &mut [f32], scratch: &mut [f32]) {
+    let channels = out.len() / 2;
+    let rows = rows_of(channels, x, &[(out, 2)]);
     let weight = 1.0 / rows.max(1) as f32;
-    let (per, parts) = row_chunks(rows);
-    let (sums, factors) =
-        scratch[..batch_norm_scratch(channels)].split_at_mut(2 * CHUNKS * channels);
-    let partials = &mut sums[..2 * parts * channels];
-    let ins = [(x, per * channels), (dy, per * channels)];
-    ctx.each(parts, ins, [(&mut *partials, 2 * channels)], |_, [x, dy], [out]| {
-        add_gradients(ctx.isa, mean, x, dy, out);
-    });
-    let sums = &*partials;
-    tree_sum(ctx, parts, |i| &sums[2 * i * channels..][..channels], 1.0, doffset);
-    tree_sum(ctx, parts, |i| &sums[(2 * i + 1) * channels..][..channels], 1.0, dscale);
-    for c in 0..channels {
-        let inverse = bn.inverse(variance[c]);
-        dscale[c] *= inverse;
-        factors[c] = bn.scale[c] * inverse;
-        factors[channels + c] = doffset[c] * weight;
-        factors[2 * channels + c] = dscale[c] * inverse * weight;
-    }
-    let factors = &*factors;
-    ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
-        spread_gradients(ctx.isa, mean, factors, x, dy, dx)
-    });
-}
-
-/// Mean and (biased) variance of each channel over the rows of `x`.
-fn moments(ctx: Ctx, x: &[f32], mean: &mut [f32], variance: &mut [f32], scratch: &mut [f32]) {
-    let channels = mean.len();
-    let rows = x.len() / channels;
-    let weight = 1.0 / rows.max(1) as f32;
+    let (mean, variance) = out.split_at_mut(channels);
     column_sums(ctx, channels, x, mean, scratch);
     mean.iter_mut().for_each(|m| *m *= weight);
     let mean = &*mean;
@@ -386,22 +289,85 @@ fn moments(ctx: Ctx, x: &[f32], mean: &mut [f32], variance: &mut [f32], scratch:
     tree_sum(ctx, parts, |i| &sums[i * channels..][..channels], weight, variance);
 }
 
-/// The gradients of [`batch_norm_training`] by `x`, scale and offset, in this order in `grads`, where its mean and variance
-/// were not kept. Needs `2 * channels` more scratch than [`batch_norm_scratch`] tells.
-pub fn batch_norm_grads(
+/// `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel, with the two moments one after the other.
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
+pub fn batch_norm(
     ctx: Ctx,
     epsilon: f32,
-    scale: &[f32],
     x: &[f32],
-    dy: &[f32],
-    grads: [&mut [f32]; 3],
+    moments: &[f32],
+    scale: &[f32],
+    offset: &[f32],
+    y: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (mean, scratch) = scratch.split_at_mut(scale.len());
-    let (variance, scratch) = scratch.split_at_mut(scale.len());
-    moments(ctx, x, mean, variance, scratch);
-    // The offset has no part in its own gradient.
-    let bn = BatchNorm { epsilon, scale, offset: scale };
-    let [dx, dscale, doffset] = grads;
-    batch_norm_grad(ctx, &bn, mean, variance, x, dy, dx, dscale, doffset, scratch);
+    let channels = scale.len();
+    rows_of(channels, x, &[(moments, 2), (offset, 1)]);
+    let (mean, variance) = moments.split_at(channels);
+    let factor = &mut scratch[..channels];
+    for ((f, s), v) in factor.iter_mut().zip(scale).zip(variance) {
+        *f = s * inverse(*v, epsilon);
+    }
+    let factor = &*factor;
+    ctx.map(channels, [x], [y], |[x], [y]| normalise(ctx.isa, mean, factor, offset, x, y));
+}
+
+/// The gradients of [`batch_norm`] by scale and by offset, one after the other.
+pub fn batch_norm_sums(
+    ctx: Ctx,
+    epsilon: f32,
+    x: &[f32],
+    moments: &[f32],
+    dy: &[f32],
+    out: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let channels = out.len() / 2;
+    let (per, parts) = row_chunks(rows_of(channels, x, &[(moments, 2)]));
+    let (mean, variance) = moments.split_at(channels);
+    let partials = &mut scratch[..2 * parts * channels];
+    let ins = [(x, per * channels), (dy, per * channels)];
+    ctx.each(parts, ins, [(&mut *partials, 2 * channels)], |_, [x, dy], [out]| {
+        add_gradients(ctx.isa, mean, x, dy, out);
+    });
+    let sums = &*partials;
+    tree_sum(ctx, parts, |i| &sums[2 * i * channels..][..2 * channels], 1.0, out);
+    for (by_scale, v) in out.iter_mut().zip(variance) {
+        *by_scale *= inverse(*v, epsilon);
+    }
+}
+
+/// The gradient of [`batch_norm`] by `x`, whose own `moments` are used; `sums` are those of [`batch_norm_sums`].
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
+pub fn batch_norm_input_grad(
+    ctx: Ctx,
+    epsilon: f32,
+    x: &[f32],
+    moments: &[f32],
+    scale: &[f32],
+    dy: &[f32],
+    sums: &[f32],
+    dx: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let channels = scale.len();
+    let rows = rows_of(channels, x, &[(moments, 2), (sums, 2)]);
+    let weight = 1.0 / rows.max(1) as f32;
+    let (mean, variance) = moments.split_at(channels);
+    let factors = &mut scratch[..3 * channels];
+    for c in 0..channels {
+        let inverse = inverse(variance[c], epsilon);
+        factors[c] = scale[c] * inverse;
+        factors[channels + c] = sums[channels + c] * weight;
+        factors[2 * channels + c] = sums[c] * inverse * weight;
+    }
+    let factors = &*factors;
+    ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
+        spread_gradients(ctx.isa, mean, factors, x, dy, dx)
+    });
+}
+
+/// `1 / sqrt(variance + epsilon)`.
+fn inverse(variance: f32, epsilon: f32) -> f32 {
+    1.0 / (variance + epsilon).sqrt()
 }

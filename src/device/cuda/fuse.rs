@@ -25,7 +25,8 @@ impl Draft {
             Task::Scale(factor) => self.scale_sum(i, factor),
             Task::AddScaled(factor) => self.add_to_product(i, factor),
             Task::ReluGrad => self.relu_grad(i),
-            Task::BatchNormInputGrad(epsilon) => self.whole_batch_norm_grad(i, epsilon),
+            Task::BatchNormSums(_) => self.split_batch_norm_sums(i),
+            Task::Moments { .. } => self.follow_moments(i),
             Task::CrossEntropy { .. } => self.whole_cross_entropy(i),
             _ => {}
         }
@@ -102,29 +103,58 @@ impl Draft {
         }
     }
 
-    /// All three gradients of a batch normalisation, which come from the same sums.
-    fn whole_batch_norm_grad(&mut self, i: usize, epsilon: f32) {
-        let [x, dy] = [0, 2].map(|input| self.nodes[i].inputs[input].0);
-        let channels = self.nodes[i].outputs[0].1.last_dim();
-        let behind = |wanted: &dyn Fn(&Node) -> bool| {
-            let mut nodes = self.nodes.iter().enumerate().skip(i + 1);
-            nodes.find(|(_, node)| wanted(node)).map(|(at, _)| at)
+    /// The gradients by scale and by offset, each where it must lie.
+    fn split_batch_norm_sums(&mut self, i: usize) {
+        let (sums, shape) = self.nodes[i].outputs[0].clone();
+        let len = shape.elements() / 2;
+        let halves = [0, len].map(|start| self.only(sums, &Task::Slice { start, len }));
+        let [Some(by_scale), Some(by_offset)] = halves else { return };
+        for at in [by_scale, by_offset] {
+            let half = self.nodes[at].outputs[0].clone();
+            self.nodes[i].outputs.push(half);
+        }
+        self.nodes.remove(by_scale.max(by_offset));
+        self.nodes.remove(by_scale.min(by_offset));
+    }
+
+    /// The moments of a batch, and what the statistics that follow them are too large by.
+    fn follow_moments(&mut self, i: usize) {
+        let (moments, shape) = self.nodes[i].outputs[0].clone();
+        let len = shape.elements() / 2;
+        let Some(mean) = self.only(moments, &Task::Slice { start: 0, len }) else { return };
+        let Some(variance) = self.only(moments, &Task::Slice { start: len, len }) else { return };
+        let reader = |at: usize| {
+            let value = self.nodes[at].outputs[0].0;
+            let mut readers = self.readers(value).filter(|_| !self.is_seen(value));
+            readers.next().filter(|_| readers.next().is_none())
         };
-        let scale = behind(&|node| {
-            node.task == Task::BatchNormScaleGrad(epsilon)
-                && [node.inputs[0].0, node.inputs[1].0] == [x, dy]
-        });
-        let offset = behind(&|node| {
-            node.task == Task::ColumnSums
-                && node.inputs[0].0 == dy
-                && node.outputs[0].1.elements() == channels
-        });
-        let (Some(scale), Some(offset)) = (scale, offset) else { return };
-        let more = [scale, offset].map(|at| self.nodes[at].outputs[0].clone());
-        self.nodes[i].task = Task::BatchNormGrad(epsilon);
-        self.nodes[i].outputs.extend(more);
-        self.nodes.remove(scale.max(offset));
-        self.nodes.remove(scale.min(offset));
+        let Some(scale) = reader(variance) else { return };
+        let Task::Scale(unbias) = self.nodes[scale].task else { return };
+        let (Some(by_mean), Some(by_variance)) = (reader(mean), reader(scale)) else { return };
+        // Of a statistic and what it follows, in this order.
+        let follows = |at: usize, value: usize| {
+            let node = &self.nodes[at];
+            node.task == Task::Sub && node.inputs[1].0 == self.nodes[value].outputs[0].0
+        };
+        if !follows(by_mean, mean) || !follows(by_variance, scale) {
+            return;
+        }
+        self.nodes[i].task = Task::Moments { unbias: Some(unbias) };
+        for at in [by_mean, by_variance] {
+            let (own, excess) =
+                (self.nodes[at].inputs[0].clone(), self.nodes[at].outputs[0].clone());
+            self.nodes[i].inputs.push(own);
+            self.nodes[i].outputs.push(excess);
+        }
+        let mut gone = [mean, variance, scale, by_mean, by_variance];
+        gone.sort_unstable();
+        gone.iter().rev().for_each(|at| drop(self.nodes.remove(*at)));
+    }
+
+    /// The one reader of a value that does this.
+    fn only(&self, value: usize, task: &Task) -> Option<usize> {
+        let mut doing = self.readers(value).filter(|&r| self.nodes[r].task == *task);
+        doing.next().filter(|_| doing.next().is_none())
     }
 
     /// The losses, their mean, and the gradient, where its upstream is the same number for all.

@@ -104,6 +104,7 @@ pub(super) struct RuleArg {
     pub(super) momentum: f32,
     pub(super) clip: f32,
     pub(super) average_decay: f32,
+    pub(super) statistic_share: f32,
     pub(super) nesterov: i32,
 }
 
@@ -168,12 +169,12 @@ kernels! {
     avg_pool_grad(dy: Ptr, dx: Ptr, w: WindowArg, c: i32, n: i32);
     lrn(x: Ptr, y: Ptr, p: LrnArg, rows: i32, per_block: i32, c: i32);
     lrn_grad(x: Ptr, dy: Ptr, dx: Ptr, p: LrnArg, relu: i32, rows: i32, per_block: i32, c: i32);
-    batch_norm_moments(x: Ptr, mean: Ptr, inverse: Ptr, epsilon: f32, rows: i32, c: i32, partials: Ptr, counters: Ptr);
-    batch_norm(x: Ptr, mean: Ptr, inverse: Ptr, scale: Ptr, offset: Ptr, y: Ptr, c: i32, n: i32);
-    batch_norm_scale_grad(x: Ptr, dy: Ptr, mean: Ptr, inverse: Ptr, dscale: Ptr, doffset: Ptr, rows: i32, c: i32, partials: Ptr, counters: Ptr);
-    batch_norm_input_grad(x: Ptr, dy: Ptr, mean: Ptr, inverse: Ptr, scale: Ptr, dscale: Ptr, doffset: Ptr, dx: Ptr, rows: i32, c: i32, n: i32);
+    batch_norm_moments(x: Ptr, moments: Ptr, own_mean: Ptr, own_variance: Ptr, mean_excess: Ptr, variance_excess: Ptr, unbias: f32, rows: i32, c: i32, partials: Ptr, counters: Ptr);
+    batch_norm(x: Ptr, moments: Ptr, scale: Ptr, offset: Ptr, y: Ptr, epsilon: f32, c: i32, n: i32);
+    batch_norm_sums(x: Ptr, moments: Ptr, dy: Ptr, gradients: Ptr, dscale: Ptr, doffset: Ptr, epsilon: f32, rows: i32, c: i32, partials: Ptr, counters: Ptr);
+    batch_norm_input_grad(x: Ptr, moments: Ptr, scale: Ptr, dy: Ptr, gradients: Ptr, dx: Ptr, epsilon: f32, rows: i32, c: i32, n: i32);
     cross_entropy(logits: Ptr, labels: Ptr, upstream: Ptr, constant: f32, losses: Ptr, dlogits: Ptr, mean: Ptr, rows: i32, classes: i32, counter: Ptr);
-    update(params: Ptr, grads: Ptr, slots: Ptr, averages: Ptr, rule: RuleArg, n: i32);
+    update(params: Ptr, grads: Ptr, slots: Ptr, averages: Ptr, rule: RuleArg, trained: i32, n: i32);
     depthwise(x: Ptr, filter: Ptr, y: Ptr, w: WindowArg, channels: i32, multiplier: i32, n: i32);
     depthwise_input_grad(dy: Ptr, filter: Ptr, dx: Ptr, w: WindowArg, channels: i32, multiplier: i32, n: i32);
     depthwise_filter_grad(x: Ptr, dy: Ptr, dw: Ptr, w: WindowArg, channels: i32, multiplier: i32, rows: i32, partials: Ptr, counters: Ptr);

@@ -42,7 +42,7 @@ fn conv_arg(window: &Window, x: &Shape, y: &Shape) -> ConvArg {
 impl Launch {
     /// Enqueues it.
     pub(super) fn enqueue(&self, k: &Kernels, memories: &Memories<'_>) -> Result<(), DeviceError> {
-        let mut operands = [Ptr::NULL; 3];
+        let mut operands = [Ptr::NULL; 5];
         for (operand, (view, _)) in operands.iter_mut().zip(&self.inputs) {
             *operand = memories.find(view);
         }
@@ -50,7 +50,7 @@ impl Launch {
         for (result, (view, _)) in results.iter_mut().zip(&self.outputs) {
             *result = memories.find(view);
         }
-        let ([a, b, c], out) = (operands, results[0]);
+        let ([a, b, c, d, e], out) = (operands, results[0]);
         let (workspace, counters) = (memories.workspace, memories.counters);
         match &self.means {
             Means::Product(product) => {
@@ -149,41 +149,37 @@ impl Launch {
                 let (rows, per, grid) = lrn_grid(count, channels as usize, 2 * arg.radius as usize);
                 k.lrn_grad(grid, a, b, out, arg, i32::from(*relu), rows, per, channels)
             }
-            Task::BatchNorm(epsilon) => {
-                let [mean, inverse, partials] = parts(workspace, channels);
-                let (rows, width, grid) = columns(out_shape, 1);
-                k.batch_norm_moments(
-                    grid, a, mean, inverse, *epsilon, rows, width, partials, counters,
-                )?;
-                k.batch_norm(each, a, mean, inverse, b, c, out, channels, n)
-            }
-            Task::BatchNormGrad(epsilon) | Task::BatchNormInputGrad(epsilon) => {
-                let [mean, inverse, rest] = parts(workspace, channels);
-                let [dscale, doffset, partials] = match self.outputs.len() {
-                    3 => [results[1], results[2], rest],
-                    _ => parts(rest, channels),
-                };
-                let (rows, width, grid) = columns(out_shape, 1);
-                k.batch_norm_moments(
-                    grid, a, mean, inverse, *epsilon, rows, width, partials, counters,
-                )?;
-                k.batch_norm_scale_grad(
-                    grid, a, c, mean, inverse, dscale, doffset, rows, width, partials, counters,
-                )?;
-                k.batch_norm_input_grad(
-                    each, a, c, mean, inverse, b, dscale, doffset, out, rows, channels, n,
-                )
-            }
-            Task::BatchNormScaleGrad(epsilon) => {
-                let [mean, inverse, rest] = parts(workspace, channels);
-                let [doffset, _, partials] = parts(rest, channels);
+            Task::Moments { unbias } => {
                 let (rows, width, grid) = columns(shape(0), 1);
+                let [_, by_mean, by_variance] = results;
+                let unbias = unbias.unwrap_or(1.0);
                 k.batch_norm_moments(
-                    grid, a, mean, inverse, *epsilon, rows, width, partials, counters,
-                )?;
-                k.batch_norm_scale_grad(
-                    grid, a, b, mean, inverse, out, doffset, rows, width, partials, counters,
+                    grid,
+                    a,
+                    out,
+                    b,
+                    c,
+                    by_mean,
+                    by_variance,
+                    unbias,
+                    rows,
+                    width,
+                    workspace,
+                    counters,
                 )
+            }
+            Task::BatchNorm(epsilon) => k.batch_norm(each, a, b, c, d, out, *epsilon, channels, n),
+            Task::BatchNormSums(epsilon) => {
+                let (rows, width, grid) = columns(shape(0), 1);
+                let [_, by_scale, by_offset] = results;
+                k.batch_norm_sums(
+                    grid, a, b, c, out, by_scale, by_offset, *epsilon, rows, width, workspace,
+                    counters,
+                )
+            }
+            Task::BatchNormInputGrad(epsilon) => {
+                let rows = (count / channels.max(1) as usize) as i32;
+                k.batch_norm_input_grad(each, a, b, c, d, e, out, *epsilon, rows, channels, n)
             }
             Task::BiasAdd => k.bias_add(each, a, b, out, channels, 0, n),
             Task::ColumnSums => {
@@ -263,10 +259,4 @@ fn lrn_grid(count: usize, channels: usize, halo: usize) -> (i32, i32, Grid) {
     let (per, pieces) = lrn_blocks(channels, halo);
     debug_assert!(pieces == 1 || channels > LRN_CHANNELS);
     (rows as i32, per as i32, Grid::blocks([rows.div_ceil(per), pieces, 1]))
-}
-
-/// Two arrays of one float per channel, and the rest.
-fn parts(from: Ptr, channels: i32) -> [Ptr; 3] {
-    let channels = channels as usize;
-    [from, from.at(channels), from.at(2 * channels)]
 }

@@ -35,6 +35,7 @@ use self::kernels::{Grid, Kernels, RuleArg};
 use super::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs};
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::graph::Program;
+use crate::optim::STATISTIC_SHARE;
 use crate::util::stats;
 
 /// How sums of products are computed.
@@ -190,9 +191,11 @@ impl Device for CudaDevice {
             momentum: update.rule.momentum.unwrap_or(0.0),
             clip: update.rule.clip.unwrap_or(f32::INFINITY),
             average_decay: update.average_decay,
+            statistic_share: STATISTIC_SHARE,
             nesterov: i32::from(update.rule.nesterov),
         };
         let kernels = &self.engine.kernels;
-        kernels.update(Grid::each(len), params, grads, slots, averages, rule, len as i32)
+        let (trained, n) = (update.trained.min(len) as i32, len as i32);
+        kernels.update(Grid::each(len), params, grads, slots, averages, rule, trained, n)
     }
 }

@@ -60,15 +60,7 @@ pub(super) fn scratch(launch: &Launch) -> (usize, usize) {
         Task::Sum { .. } => (sum_blocks(shape(0).elements()), 1),
         Task::ColumnSums | Task::ReluBiasGrad => columns(1, shape(0)),
         Task::CrossEntropy { .. } => (0, 1),
-        // Mean and inverse; for single gradients also room for those by scale and offset.
-        Task::BatchNorm(_) | Task::BatchNormGrad(_) => {
-            let (floats, counters) = columns(2, shape(0));
-            (floats + 2 * shape(0).last_dim(), counters)
-        }
-        Task::BatchNormInputGrad(_) | Task::BatchNormScaleGrad(_) => {
-            let (floats, counters) = columns(2, shape(0));
-            (floats + 4 * shape(0).last_dim(), counters)
-        }
+        Task::Moments { .. } | Task::BatchNormSums(_) => columns(2, shape(0)),
         Task::DepthwiseFilterGrad(w) => {
             let (floats, counters) = columns(1, shape(1));
             let taps = w.kernel[0] * w.kernel[1];

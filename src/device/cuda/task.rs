@@ -39,14 +39,15 @@ pub(super) enum Task {
     Lrn(LrnParams),
     /// `[x, dy]`; with `relu` through the relu that gave `x`.
     LrnGrad { params: LrnParams, relu: bool },
-    /// `[x, scale, offset]`.
+    /// `[x]`, and with `unbias` also `[moving mean, moving variance] -> [moments, what the two are too large by]`, where the variance is
+    /// multiplied by `unbias`.
+    Moments { unbias: Option<f32> },
+    /// `[x, moments, scale, offset]`.
     BatchNorm(f32),
-    /// `[x, scale, dy]`.
+    /// `[x, moments, dy] -> [both gradients, that by scale, that by offset]`, the last two where asked for.
+    BatchNormSums(f32),
+    /// `[x, moments, scale, dy, sums]`.
     BatchNormInputGrad(f32),
-    /// `[x, dy]`.
-    BatchNormScaleGrad(f32),
-    /// `[x, scale, dy] -> [dx, the gradients by scale and by offset]`.
-    BatchNormGrad(f32),
     /// `[x, bias]`.
     BiasAdd,
     /// `[dy]`: the sum of all rows.
@@ -117,9 +118,10 @@ impl Task {
             Op::AvgPoolGrad(w) => Task::AvgPoolGrad(*w),
             Op::Lrn(params) => Task::Lrn(*params),
             Op::LrnGrad(params) => Task::LrnGrad { params: *params, relu: false },
+            Op::Moments => Task::Moments { unbias: None },
             &Op::BatchNorm { epsilon } => Task::BatchNorm(epsilon),
+            &Op::BatchNormSums { epsilon } => Task::BatchNormSums(epsilon),
             &Op::BatchNormInputGrad { epsilon } => Task::BatchNormInputGrad(epsilon),
-            &Op::BatchNormScaleGrad { epsilon } => Task::BatchNormScaleGrad(epsilon),
             Op::BiasAdd => Task::BiasAdd,
             Op::BiasAddGrad => Task::ColumnSums,
             Op::Relu => Task::Relu,
