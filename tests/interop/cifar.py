@@ -78,8 +78,8 @@ def build(batch):
     """The graph: both towers read one placeholder each."""
     import tensorflow.compat.v1 as tf
 
-    ps = tf.device("/job:ps/task:0")
-    with ps:
+    ps = "/job:ps/task:0"
+    with tf.device(ps):
         step = tf.train.get_or_create_global_step()
         rate = tf.train.exponential_decay(0.1, step, 1000, 0.1, staircase=True)
         optimizer = tf.train.GradientDescentOptimizer(rate)
@@ -88,7 +88,7 @@ def build(batch):
         initial = tf.constant_initializer(constant)
         if stddev is not None:
             initial = tf.truncated_normal_initializer(stddev=stddev, seed=seed)
-        with tf.device("/job:ps/task:0"):
+        with tf.device(ps):
             return tf.get_variable(name, shape, initializer=initial)
 
     def layer(scope, x, shape, stddev, constant, seed, decay=None, convolution=False):
@@ -129,7 +129,7 @@ def build(batch):
             feeds += [pictures, labels]
             losses.append(loss)
             hits.append(right)
-    with ps:
+    with tf.device(ps):
         mean = []
         for pairs in zip(*gradients):
             stacked = tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0)
@@ -195,7 +195,8 @@ def main():
     words.add_argument("--restore")
     words.add_argument("--checkpoint", action="store_true")
     args = words.parse_args()
-    os.environ.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="2")
+    # The libraries that differ from run to run are left out.
+    os.environ.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="2", TF_ENABLE_ONEDNN_OPTS="0")
     if args.client:
         return client(args.client, args.steps, args.batch, args.save, args.restore)
     with tempfile.TemporaryDirectory() as folder:
