@@ -181,7 +181,9 @@ fn block_entries(
     match kind {
         0 => {}
         1 => {
-            return Err(format!("the block at {offset} is compressed by snappy, which is not read"));
+            return Err(format!(
+                "the block at {offset} is compressed by snappy, which is not read"
+            ));
         }
         other => return Err(format!("the block at {offset} is of unknown kind {other}")),
     }

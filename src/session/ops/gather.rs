@@ -208,8 +208,8 @@ fn partition(node: &Node<'_>) -> Result<Kernel, OpError> {
 fn segment_sum(_: &Node<'_>) -> Result<Kernel, OpError> {
     fn add<T: Number>(call: &Call<'_>, data: &Tensor) -> Result<Tensor, OpError> {
         let (segments, count) = (call.tensor(1)?, one_integer(call, 2)?);
-        let count = usize::try_from(count)
-            .map_err(|_| OpError::invalid("num_segments must be >= 0"))?;
+        let count =
+            usize::try_from(count).map_err(|_| OpError::invalid("num_segments must be >= 0"))?;
         let row = data.shape().strip_prefix(&**segments.shape()).ok_or_else(|| {
             OpError::invalid("the shape of data does not start with that of segment_ids")
         })?;
