@@ -23,7 +23,9 @@ use crate::rpc::{
 };
 use crate::store::{LocalStore, State, StateLayout, VariableStore};
 use crate::tower::Tower;
-use crate::train::{Fabric, Part, Training, computing_tasks, has_any_jobs, has_client, store_settings};
+use crate::train::{
+    Fabric, Part, Training, computing_tasks, has_any_jobs, has_client, store_settings,
+};
 use crate::util::clock::Clock;
 
 /// Where this process stands: flags over file over environment; `None` for a run without a cluster.

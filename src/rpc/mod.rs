@@ -35,8 +35,8 @@ pub use parameters::ParameterServer;
 pub use remote_store::{RemoteStore, Standing};
 pub use runtime::Runtime;
 pub use security::Security;
-pub use session_peers::GrpcPeers;
 pub use server::{Listener, Server, Services, listen};
+pub use session_peers::GrpcPeers;
 pub use tensorflow::sessions;
 pub use towers::{RemoteTower, TowerServer, TowerSizes};
 

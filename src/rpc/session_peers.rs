@@ -3,16 +3,25 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::Runtime;
 use super::security::root_cause;
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
+use super::shortcut::{self, Shortcut};
 use super::tensorflow::MESSAGE;
 use super::tensorflow_proto::worker_service_client::WorkerServiceClient;
 use crate::cluster::{ClusterSpec, TaskId};
@@ -40,6 +49,91 @@ impl Drop for Call {
     }
 }
 
+/// The way to a task: the short one on the same host, else TCP.
+#[derive(Clone)]
+struct Way(Arc<str>);
+
+impl Service<Uri> for Way {
+    type Response = TokioIo<Road>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let address = self.0.clone();
+        Box::pin(async move {
+            if let Some(near) = shortcut::find(&address).await.and_then(Shortcut::into_stream) {
+                return Ok(TokioIo::new(Road::Near(near)));
+            }
+            let far = TcpStream::connect(&*address).await?;
+            far.set_nodelay(true)?;
+            Ok(TokioIo::new(Road::Far(far)))
+        })
+    }
+}
+
+/// A connection by either way.
+enum Road {
+    Near(UnixStream),
+    Far(TcpStream),
+}
+
+impl AsyncRead for Road {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Near(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Far(stream) => Pin::new(stream).poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for Road {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Near(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Far(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Near(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            Self::Far(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Sockets keep nothing back.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Near(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Far(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
 impl GrpcPeers {
     /// The tasks of `spec`.
     pub fn new(runtime: Runtime, spec: ClusterSpec) -> Self {
@@ -56,13 +150,13 @@ impl GrpcPeers {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| OpError::invalid(format!("{task} at {address}: {error}")))?
             .connect_timeout(PATIENCE)
-            .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(10));
+        let way = Way(address.into());
         // A channel starts a task of its runtime.
-        let channel = self.runtime.block_on(async { endpoint.connect_lazy() });
+        let channel = self.runtime.block_on(async { endpoint.connect_with_connector_lazy(way) });
         let client = WorkerServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE);
@@ -75,7 +169,9 @@ impl GrpcPeers {
         let address = self.spec.address(task).unwrap_or("?").to_owned();
         let task = task.clone();
         move |status| match status.source() {
-            Some(cause) => OpError::unavailable(format!("{task} at {address}: {}", root_cause(cause))),
+            Some(cause) => {
+                OpError::unavailable(format!("{task} at {address}: {}", root_cause(cause)))
+            }
             None => OpError::from_wire(status.code() as i32, status.message().to_owned()),
         }
     }
@@ -89,7 +185,8 @@ impl GrpcPeers {
         match self.client(task) {
             Ok(client) => {
                 let (call, failed) = (call(client), self.failed(task));
-                let call = async move { done(call.await.map(Response::into_inner).map_err(failed)) };
+                let call =
+                    async move { done(call.await.map(Response::into_inner).map_err(failed)) };
                 Box::new(Call(self.runtime.spawn(call)))
             }
             Err(error) => {

@@ -95,6 +95,13 @@ pub(super) async fn find(address: &str) -> Option<Shortcut> {
 /// A connection that is there already, for tonic, which wants to make one. Once it breaks the peer is lost, as by TCP.
 pub(super) struct Shortcut(Option<UnixStream>);
 
+impl Shortcut {
+    /// The connection itself.
+    pub(super) fn into_stream(self) -> Option<UnixStream> {
+        self.0
+    }
+}
+
 impl Service<Uri> for Shortcut {
     type Response = TokioIo<UnixStream>;
     type Error = io::Error;

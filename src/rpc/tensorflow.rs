@@ -27,8 +27,12 @@ pub fn sessions(master: Arc<Master>, worker: Arc<Worker>) -> Services {
     let worker = WorkerServiceServer::new(WorkerApi(worker));
     Box::new(|routes| {
         routes
-            .add_service(master.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE))
-            .add_service(worker.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE))
+            .add_service(
+                master.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE),
+            )
+            .add_service(
+                worker.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE),
+            )
     })
 }
 

@@ -239,17 +239,21 @@ impl<'a> Run<'a> {
                             rendezvous_key: key.to_string(),
                             request_id: super::unique() as i64,
                         };
-                        let done = Box::new(move |answer: Result<super::proto::RecvTensorResponse, OpError>| {
-                            // A task that fails tells the master itself; one that is gone does not.
-                            let answer = answer.map_err(|error| match error.code {
-                                Code::Unavailable => error,
-                                _ => error.derived(),
-                            });
-                            arrive(answer.and_then(|answer| match answer.is_dead {
-                                true => Ok(None),
-                                false => codec::decode(&answer.tensor.unwrap_or_default()).map(Some),
-                            }));
-                        });
+                        let done = Box::new(
+                            move |answer: Result<super::proto::RecvTensorResponse, OpError>| {
+                                // A task that fails tells the master itself; one that is gone does not.
+                                let answer = answer.map_err(|error| match error.code {
+                                    Code::Unavailable => error,
+                                    _ => error.derived(),
+                                });
+                                arrive(answer.and_then(|answer| match answer.is_dead {
+                                    true => Ok(None),
+                                    false => {
+                                        codec::decode(&answer.tensor.unwrap_or_default()).map(Some)
+                                    }
+                                }));
+                            },
+                        );
                         self.guards.push(self.site.peers.recv_tensor(task, request, done));
                     }
                 }
@@ -270,8 +274,7 @@ impl<'a> Run<'a> {
         let range = self.program.items[node as usize].inputs.clone();
         self.inputs.clear();
         for place in range {
-            let value =
-                take(&self.program.inputs, &mut self.values, &mut self.readers, place);
+            let value = take(&self.program.inputs, &mut self.values, &mut self.readers, place);
             self.inputs.push(value);
         }
     }
@@ -299,9 +302,7 @@ impl<'a> Run<'a> {
             let item = &program.items[node as usize];
             let mut outputs = vec![None; item.slots.len()];
             let result = match &item.action {
-                Action::Kernel(kernel) => {
-                    compute(kernel, &site, &step, &mut inputs, &mut outputs)
-                }
+                Action::Kernel(kernel) => compute(kernel, &site, &step, &mut inputs, &mut outputs),
                 _ => Ok(()),
             };
             let cancelled = step.cancellation.check().err();
@@ -316,8 +317,7 @@ impl<'a> Run<'a> {
     /// Tells those that wait for a node.
     fn finish(&mut self, node: u32, is_dead: bool) {
         let program: &'a Program = self.program;
-        for &Edge { to, slot, input } in
-            &program.edges[program.items[node as usize].edges.clone()]
+        for &Edge { to, slot, input } in &program.edges[program.items[node as usize].edges.clone()]
         {
             let lives = !is_dead && slot.is_none_or(|slot| self.values[slot as usize].is_some());
             let at = to as usize;

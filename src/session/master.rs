@@ -137,8 +137,12 @@ impl Master {
             filters.is_empty() || filters.iter().any(|filter| filter.accepts(&full))
         };
         let own = self.worker.task();
-        let others: Vec<TaskId> =
-            self.spec.all().map(|(task, _)| task).filter(|task| task != own && fits(task)).collect();
+        let others: Vec<TaskId> = self
+            .spec
+            .all()
+            .map(|(task, _)| task)
+            .filter(|task| task != own && fits(task))
+            .collect();
         let mut attributes = self.worker.devices().to_vec();
         for task in &others {
             attributes.extend(self.wait_for(task, cancellation)?);
@@ -210,7 +214,11 @@ impl Master {
     }
 
     /// Closes all sessions, and lets the tasks that filters let through forget the resources of containers.
-    pub fn reset(&self, request: &ResetRequest, cancellation: &Cancellation) -> Result<(), OpError> {
+    pub fn reset(
+        &self,
+        request: &ResetRequest,
+        cancellation: &Cancellation,
+    ) -> Result<(), OpError> {
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).drain().map(|(_, s)| s).collect();
         for session in sessions {
             session.close(OpError::aborted(format!("Session {} was reset", session.handle())));

@@ -43,8 +43,8 @@ pub use program::Program;
 pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
 pub use session::{Running, Session};
-pub use tensor::{DType, Data, Element, Tensor};
 use tensor::elements as tensor_elements;
+pub use tensor::{DType, Data, Element, Tensor};
 pub use worker::Worker;
 
 /// The messages of `tensorflow.proto`.

@@ -23,8 +23,6 @@ pub(super) struct Part {
     pub(super) feeds: Vec<(usize, String)>,
     /// The keys of what it gives to the client, by place.
     pub(super) fetches: Vec<String>,
-    /// Whether other tasks take part.
-    pub(super) talks: bool,
 }
 
 /// A device by index among the session's.
@@ -124,7 +122,7 @@ impl Cut<'_> {
         self.tasks.push(task.clone());
         let versions = Some(VersionDef { producer: PRODUCER, min_consumer: 0 });
         let graph = GraphDef { node: Vec::new(), versions };
-        self.parts.push(Part { task, graph, feeds: Vec::new(), fetches: Vec::new(), talks: false });
+        self.parts.push(Part { task, graph, feeds: Vec::new(), fetches: Vec::new() });
         self.parts.len() - 1
     }
 
@@ -159,7 +157,13 @@ impl Cut<'_> {
     }
 
     /// The name of the node that brings what a node on another task makes.
-    fn bring(&mut self, crossing: Crossing, there: DeviceId, here: DeviceId, part: usize) -> String {
+    fn bring(
+        &mut self,
+        crossing: Crossing,
+        there: DeviceId,
+        here: DeviceId,
+        part: usize,
+    ) -> String {
         if let Some(name) = self.brought.get(&(crossing, part)) {
             return name.clone();
         }
@@ -194,8 +198,6 @@ impl Cut<'_> {
         let source_part = self.part(there);
         self.parts[source_part].graph.node.extend(signal.into_iter().chain([send]));
         self.parts[part].graph.node.push(receive);
-        self.parts[source_part].talks = true;
-        self.parts[part].talks = true;
         self.brought.insert((crossing, part), name.clone());
         name
     }
@@ -248,12 +250,17 @@ impl Cut<'_> {
             Some(Attr::Type(number)) => Some(*number),
             _ => None,
         });
-        let listed = ["dtypes", "component_types", "T"].iter().find_map(|name| match node.attr(name) {
-            Some(Attr::List(list)) => list.r#type.get(output).copied(),
-            _ => None,
-        });
+        let listed =
+            ["dtypes", "component_types", "T"].iter().find_map(|name| match node.attr(name) {
+                Some(Attr::List(list)) => list.r#type.get(output).copied(),
+                _ => None,
+            });
         let shape = matches!(node.op(), "Shape" | "Size" | "Rank" | "ShapeN");
         let default = if shape { DType::I32 } else { DType::F32 };
-        fixed.map(DType::wire).or(listed).or(named.filter(|_| !shape || node.attr("out_type").is_some())).unwrap_or(default.wire())
+        fixed
+            .map(DType::wire)
+            .or(listed)
+            .or(named.filter(|_| !shape || node.attr("out_type").is_some()))
+            .unwrap_or(default.wire())
     }
 }

@@ -103,7 +103,9 @@ pub(super) fn place(
         let name: Result<DeviceName, _> = def.device.parse();
         let malformed = |_| {
             let (name, device) = (&def.name, &def.device);
-            OpError::invalid(format!("Malformed device specification '{device}' in node: {{{{node {name}}}}}"))
+            OpError::invalid(format!(
+                "Malformed device specification '{device}' in node: {{{{node {name}}}}}"
+            ))
         };
         wanted.push(name.map_err(malformed)?);
     }
@@ -138,7 +140,8 @@ pub(super) fn place(
             placed[root] = Some(before[node]);
         }
     }
-    let late = |node: usize| is_source(graph, node) && !(node < before.len() && keeps_state(graph, node));
+    let late =
+        |node: usize| is_source(graph, node) && !(node < before.len() && keeps_state(graph, node));
     let mut order: Vec<usize> = (0..count).filter(|&node| !late(node)).collect();
     order.extend((0..count).filter(|&node| late(node)));
     for &node in &order {
@@ -161,11 +164,16 @@ pub(super) fn place(
         let device = near.or_else(|| devices.first(&wanted, soft)).ok_or_else(|| {
             let own = &graph.nodes[node].device;
             let text = if own.is_empty() { wanted.to_string() } else { own.clone() };
-            devices.refuse(&Node::new(&graph.nodes[node]), &text, wanted.kind == Some(DeviceKind::Gpu))
+            devices.refuse(
+                &Node::new(&graph.nodes[node]),
+                &text,
+                wanted.kind == Some(DeviceKind::Gpu),
+            )
         })?;
         placed[root] = Some(device);
     }
-    let chosen = (0..count).map(|node| placed[groups.root(node)].unwrap_or(devices.default)).collect();
+    let chosen =
+        (0..count).map(|node| placed[groups.root(node)].unwrap_or(devices.default)).collect();
     Ok((chosen, order))
 }
 

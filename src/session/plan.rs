@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use super::graph::Graph;
 use super::partition::{Part, partition};
 use super::place::Devices;
-use super::{DType, Node, OpError, Tensor, codec};
 use super::proto::TensorShapeProto;
+use super::{DType, Node, OpError, Tensor, codec};
 
 /// What distinguishes steps: names as the client gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -45,7 +45,9 @@ pub(super) struct Plan {
 impl Expected {
     fn of(node: &Node<'_>) -> Self {
         let dtype = match node.op() {
-            "Placeholder" | "PlaceholderV2" | "PlaceholderWithDefault" | "Const" => node.dtype("dtype").ok(),
+            "Placeholder" | "PlaceholderV2" | "PlaceholderWithDefault" | "Const" => {
+                node.dtype("dtype").ok()
+            }
             _ => None,
         };
         let shape = match node.op() {
@@ -63,13 +65,19 @@ impl Expected {
                 "The {name} tensor is fed with type {own}, but it is of type {dtype}"
             )));
         }
-        let Some(shape) = self.shape.as_ref().filter(|shape| !shape.unknown_rank) else { return Ok(()) };
+        let Some(shape) = self.shape.as_ref().filter(|shape| !shape.unknown_rank) else {
+            return Ok(());
+        };
         // TensorFlow 1 wrote "anything" as a scalar's shape, and its programs rely on it.
         if shape.dim.is_empty() {
             return Ok(());
         }
         let fits = shape.dim.len() == tensor.shape().len()
-            && shape.dim.iter().zip(tensor.shape().iter()).all(|(dim, &n)| dim.size < 0 || dim.size == n as i64);
+            && shape
+                .dim
+                .iter()
+                .zip(tensor.shape().iter())
+                .all(|(dim, &n)| dim.size < 0 || dim.size == n as i64);
         match fits {
             true => Ok(()),
             false => Err(OpError::invalid(format!(
@@ -149,7 +157,9 @@ impl Plan {
         let fetched = fetched?;
         let mut roots = Vec::new();
         for name in &signature.targets {
-            let missing = || OpError::not_found(format!("PruneForTargets: Some target nodes not found: {name} "));
+            let missing = || {
+                OpError::not_found(format!("PruneForTargets: Some target nodes not found: {name} "))
+            };
             roots.push(graph.find(name.strip_suffix(":0").unwrap_or(name)).ok_or_else(missing)?);
         }
         let computed: Vec<Output> =

@@ -65,12 +65,7 @@ pub struct Program {
 }
 
 /// The rendezvous key of a `_Send` or `_Recv`.
-pub(super) fn key(
-    from: &str,
-    incarnation: i64,
-    to: &str,
-    tensor: &str,
-) -> String {
+pub(super) fn key(from: &str, incarnation: i64, to: &str, tensor: &str) -> String {
     format!("{from};{:016x};{to};{tensor};0:0", incarnation as u64)
 }
 
@@ -115,7 +110,10 @@ impl Program {
                 };
                 if let Some(output) = input.output {
                     if output >= MAX_OUTPUTS {
-                        return Err(OpError::invalid(format!("Node '{}': input '{text}' is out of range", def.name)));
+                        return Err(OpError::invalid(format!(
+                            "Node '{}': input '{text}' is out of range",
+                            def.name
+                        )));
                     }
                     outputs[from] = outputs[from].max(output + 1);
                 }
@@ -241,7 +239,9 @@ impl Program {
             Some(_) if done == pending.len() => Ok(()),
             Some(i) => {
                 let name = &self.items[i].name;
-                let text = format!("the graph has a cycle at node '{name}'; while loops are not supported");
+                let text = format!(
+                    "the graph has a cycle at node '{name}'; while loops are not supported"
+                );
                 Err(OpError::invalid(text).at(name))
             }
         }
@@ -252,8 +252,17 @@ impl Program {
 const MAX_OUTPUTS: usize = 1 << 16;
 
 /// Operations that the executor does itself.
-pub(super) const OWN: [&str; 9] =
-    ["Switch", "RefSwitch", "Merge", "RefMerge", "_Send", "_Recv", "_HostSend", "_HostRecv", "Const"];
+pub(super) const OWN: [&str; 9] = [
+    "Switch",
+    "RefSwitch",
+    "Merge",
+    "RefMerge",
+    "_Send",
+    "_Recv",
+    "_HostSend",
+    "_HostRecv",
+    "Const",
+];
 
 /// The operation of a node.
 ///

@@ -123,7 +123,11 @@ impl Session {
     }
 
     /// Adds nodes and places them; the values are the graph's new version and the placement log, where it is wanted.
-    pub(super) fn extend(&self, graph: GraphDef, version: i64) -> Result<(i64, Option<String>), OpError> {
+    pub(super) fn extend(
+        &self,
+        graph: GraphDef,
+        version: i64,
+    ) -> Result<(i64, Option<String>), OpError> {
         let mut placed = self.placed.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if version != placed.version {
             return Err(OpError::aborted(format!(
@@ -161,7 +165,7 @@ impl Session {
     fn hand_out(&self, plan: Plan) -> Result<Ready, OpError> {
         let Plan { parts, expected, sources } = plan;
         let (mut local, mut remotes, mut homes) = (None, Vec::new(), Vec::new());
-        for Part { task, graph, feeds, fetches, .. } in parts {
+        for Part { task, graph, feeds, fetches } in parts {
             if task == *self.worker.task() {
                 let program = self.worker.build(&graph).map_err(|error| from(&task, error))?;
                 local = Some(Local { program, feeds, fetches });
@@ -404,5 +408,7 @@ fn collect(
 
 /// What is not there.
 pub(super) fn partial_runs() -> OpError {
-    OpError::unimplemented("partial runs (partial_run_setup) are not supported: run the whole step with Session.run")
+    OpError::unimplemented(
+        "partial runs (partial_run_setup) are not supported: run the whole step with Session.run",
+    )
 }

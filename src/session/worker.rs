@@ -103,7 +103,9 @@ impl Worker {
     pub fn graph(&self, handle: &str) -> Result<Arc<Program>, OpError> {
         let gone = || {
             let task = &self.task;
-            OpError::aborted(format!("Graph handle is not found: {handle}; {task} was started anew"))
+            OpError::aborted(format!(
+                "Graph handle is not found: {handle}; {task} was started anew"
+            ))
         };
         lock(&self.graphs).get(handle).map(|graph| graph.program.clone()).ok_or_else(gone)
     }
@@ -129,9 +131,8 @@ impl Worker {
                 None => step.rendezvous.send(&key.into(), Some(tensor))?,
             }
         }
-        let mut fetched = executor::run(program, &self.site, step, id, feeds).map(|fetched| {
-            fetched.into_iter().map(Some).collect::<Vec<_>>()
-        })?;
+        let mut fetched = executor::run(program, &self.site, step, id, feeds)
+            .map(|fetched| fetched.into_iter().map(Some).collect::<Vec<_>>())?;
         let place = |key: &String| {
             let place = program.fetches.iter().position(|fetch| **fetch == **key);
             let missing = || OpError::invalid(format!("nothing is sent to the client as {key}"));
@@ -178,9 +179,9 @@ impl Worker {
     pub fn forget(&self, id: i64, key: &str) {
         let mut steps = lock(&self.steps);
         // Who asks for steps that never come leaves nothing behind.
-        let idle = steps.get(&id).is_some_and(|step| {
-            step.rendezvous.forget(key) && Arc::strong_count(step) == 1
-        });
+        let idle = steps
+            .get(&id)
+            .is_some_and(|step| step.rendezvous.forget(key) && Arc::strong_count(step) == 1);
         if idle {
             steps.remove(&id);
         }

@@ -16,7 +16,9 @@ mod strategy;
 mod supervisor;
 mod trainer;
 
-pub use duty::{Duty, Training, computing_tasks, duty, has_any_jobs, has_client, settle_mode, update_mode};
+pub use duty::{
+    Duty, Training, computing_tasks, duty, has_any_jobs, has_client, settle_mode, update_mode,
+};
 pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
 pub use hooks::{
     CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell, TraceHook,

@@ -212,9 +212,7 @@ pub fn assemble(
                 ClusterMode::PsSync
                 | ClusterMode::Collective
                 | ClusterMode::InGraph
-                | ClusterMode::Session => {
-                    store.global_step()
-                }
+                | ClusterMode::Session => store.global_step(),
             };
             let towers = (towers, computing);
             let (trainer, local) = build.trainer(towers, 0, store, None, at(rounds), turn)?;
