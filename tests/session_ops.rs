@@ -7,20 +7,26 @@ use prost::Message;
 use serde_json::Value as Json;
 use tftrain::session::proto::attr_value::Value as Attr;
 use tftrain::session::{
-    Call, Cancellation, Code, Context, DType, Data, Node, OpError, Resources, Tensor, Value, ops, proto,
+    Call, Cancellation, Code, Context, DType, Data, Node, OpError, Resources, Tensor, Value, ops,
+    proto,
 };
 
 /// Differences that rounding explains: TensorFlow adds in another order, with other exponentials.
 const TOLERANCE: f64 = 2e-5;
 
 fn read(json: &Json) -> Tensor {
-    let shape: Vec<usize> =
-        json["shape"].as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap() as usize).collect();
+    let shape: Vec<usize> = json["shape"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|dim| dim.as_u64().unwrap() as usize)
+        .collect();
     let values = json["values"].as_array().unwrap();
     let real = |v: &Json| v.as_f64().unwrap_or_else(|| v.as_str().unwrap().parse().unwrap());
     let whole = |v: &Json| v.as_i64().unwrap();
     // Bytes as characters of Latin-1.
-    let text = |v: &Json| v.as_str().unwrap().chars().map(|c| u32::from(c) as u8).collect::<Bytes>();
+    let text =
+        |v: &Json| v.as_str().unwrap().chars().map(|c| u32::from(c) as u8).collect::<Bytes>();
     match DType::from_wire(json["dtype"].as_i64().unwrap() as i32).unwrap() {
         DType::F32 => Tensor::new(shape, values.iter().map(|v| real(v) as f32).collect()),
         DType::F64 => Tensor::new(shape, values.iter().map(real).collect()),
@@ -103,7 +109,8 @@ fn operations_give_tensorflows_values() {
                     let equal = ours.len() == theirs.len()
                         && ours.iter().zip(&theirs).all(|(a, b)| close(a, b));
                     if !equal {
-                        faults.push(format!("{shown}:\n  ours {ours:?}\n  TensorFlow's {theirs:?}"));
+                        faults
+                            .push(format!("{shown}:\n  ours {ours:?}\n  TensorFlow's {theirs:?}"));
                     }
                 }
             },
@@ -123,7 +130,8 @@ fn operands_of_other_operations_are_computed_or_refused() {
     let pool: Vec<Tensor> = cases.iter().flat_map(|case| case.1.clone()).collect();
     let mut state = 1u64;
     let mut next = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
     let mut computed = 0;
@@ -158,10 +166,15 @@ fn operands_of_other_operations_are_computed_or_refused() {
 type Attrs<'a> = &'a [(&'a str, Attr)];
 
 fn node(op: &str, attrs: Attrs<'_>) -> proto::NodeDef {
-    let attr = attrs.iter().map(|(name, value)| {
-        ((*name).to_owned(), proto::AttrValue { value: Some(value.clone()) })
-    });
-    proto::NodeDef { name: op.to_lowercase(), op: op.to_owned(), attr: attr.collect(), ..Default::default() }
+    let attr = attrs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), proto::AttrValue { value: Some(value.clone()) }));
+    proto::NodeDef {
+        name: op.to_lowercase(),
+        op: op.to_owned(),
+        attr: attr.collect(),
+        ..Default::default()
+    }
 }
 
 /// A task and a step on it.
@@ -204,19 +217,19 @@ fn references_alias_and_resources_do_not() {
     let by_ref = task.one("VariableV2", &[DTYPE, shared.clone()], &[]);
     let owned = task.one("VarHandleOp", &[DTYPE, shared], &[]);
     let ready = |op: &str, value: &Value| {
-        task.one(op, &[], &[value.clone()]).tensor().unwrap().item::<bool>().unwrap()
+        task.one(op, &[], std::slice::from_ref(value)).tensor().unwrap().item::<bool>().unwrap()
     };
     assert!(!ready("IsVariableInitialized", &by_ref) && !ready("VarIsInitializedOp", &owned));
-    let error = task.run("Identity", &[], &[by_ref.clone()]).err().unwrap();
+    let error = task.run("Identity", &[], std::slice::from_ref(&by_ref)).err().unwrap();
     assert_eq!(error.message, "Attempting to use uninitialized value variablev2");
-    let error = task.run("ReadVariableOp", &[DTYPE], &[owned.clone()]).err().unwrap();
+    let error = task.run("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned)).err().unwrap();
     assert!(error.message.starts_with("Could not find variable w. This could mean"), "{error}");
     assert!(error.message.contains("container=ps, status error message=Resource ps/w/"), "{error}");
 
     task.run("Assign", &[T], &[by_ref.clone(), floats(&[1.0, 2.0])]).unwrap();
     assert!(ready("IsVariableInitialized", &by_ref) && !ready("VarIsInitializedOp", &owned));
-    let alias = task.one("Identity", &[], &[by_ref.clone()]);
-    let copy = task.one("Snapshot", &[], &[by_ref.clone()]);
+    let alias = task.one("Identity", &[], std::slice::from_ref(&by_ref));
+    let copy = task.one("Snapshot", &[], std::slice::from_ref(&by_ref));
     task.run("AssignAdd", &[T], &[by_ref.clone(), floats(&[10.0, 20.0])]).unwrap();
     assert_eq!(alias.tensor().unwrap().slice::<f32>().unwrap(), [11.0, 22.0]);
     assert_eq!(copy.tensor().unwrap().slice::<f32>().unwrap(), [1.0, 2.0]);
@@ -226,9 +239,9 @@ fn references_alias_and_resources_do_not() {
     assert!(error.message.contains("shapes must be equal"), "{error}");
 
     task.run("AssignVariableOp", &[DTYPE], &[owned.clone(), floats(&[3.0])]).unwrap();
-    let before = task.one("ReadVariableOp", &[DTYPE], &[owned.clone()]);
+    let before = task.one("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned));
     task.run("AssignSubVariableOp", &[DTYPE], &[owned.clone(), floats(&[1.0])]).unwrap();
-    let after = task.one("ReadVariableOp", &[DTYPE], &[owned.clone()]);
+    let after = task.one("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned));
     assert_eq!(before.tensor().unwrap().slice::<f32>().unwrap(), [3.0]);
     assert_eq!(after.tensor().unwrap().slice::<f32>().unwrap(), [2.0]);
     task.run("DestroyResourceOp", &[], &[owned]).unwrap();
@@ -261,7 +274,9 @@ fn optimizers_update_by_their_rules() {
             let mut inputs: Vec<Value> = (0..=slots).map(make).collect();
             let variables = inputs.clone();
             // Where momentum takes its gradient between its numbers, it stands as -1 here.
-            inputs.extend(numbers.iter().map(|&n| if n == -1.0 { floats(&[1.0]) } else { scalar(n) }));
+            inputs.extend(
+                numbers.iter().map(|&n| if n == -1.0 { floats(&[1.0]) } else { scalar(n) }),
+            );
             if !numbers.contains(&-1.0) {
                 inputs.insert(1 + slots + gradient, floats(&[1.0]));
             }
@@ -295,27 +310,40 @@ fn list(list: proto::attr_value::ListValue) -> Attr {
 fn queues_hand_on_in_order_and_wait() {
     let task = Task::default();
     let types = list(proto::attr_value::ListValue { r#type: vec![3], ..Default::default() });
-    let queue = task.one("FIFOQueueV2", &[("component_types", types), ("capacity", Attr::I(3))], &[]);
+    let queue =
+        task.one("FIFOQueueV2", &[("component_types", types), ("capacity", Attr::I(3))], &[]);
     let many = Value::Tensor(Tensor::vector(vec![1, 2]).unwrap());
     task.run("QueueEnqueueManyV2", &[], &[queue.clone(), many.clone()]).unwrap();
     task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(3)]).unwrap();
     let error = task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(3f32)]).err().unwrap();
     assert!(error.message.contains("holds tuples of"), "{error}");
-    let size = |queue: &Value| task.one("QueueSizeV2", &[], &[queue.clone()]).tensor().unwrap().item::<i32>().unwrap();
+    let size = |queue: &Value| {
+        task.one("QueueSizeV2", &[], std::slice::from_ref(queue))
+            .tensor()
+            .unwrap()
+            .item::<i32>()
+            .unwrap()
+    };
     assert_eq!(size(&queue), 3);
     std::thread::scope(|scope| {
         // The fourth waits until the first is taken.
-        let waiting = scope.spawn(|| task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(4)]).map(drop));
-        let first = task.one("QueueDequeueV2", &[], &[queue.clone()]);
+        let waiting =
+            scope.spawn(|| task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(4)]).map(drop));
+        let first = task.one("QueueDequeueV2", &[], std::slice::from_ref(&queue));
         assert_eq!(first.tensor().unwrap().item::<i32>().unwrap(), 1);
         waiting.join().unwrap().unwrap();
     });
     let rest = task.one("QueueDequeueManyV2", &[], &[queue.clone(), scalar(3)]);
     assert_eq!(rest.tensor().unwrap().slice::<i32>().unwrap(), [2, 3, 4]);
-    task.run("QueueCloseV2", &[], &[queue.clone()]).unwrap();
-    let error = task.run("QueueDequeueV2", &[], &[queue.clone()]).err().unwrap();
+    task.run("QueueCloseV2", &[], std::slice::from_ref(&queue)).unwrap();
+    let error = task.run("QueueDequeueV2", &[], std::slice::from_ref(&queue)).err().unwrap();
     assert_eq!(error.code, Code::OutOfRange);
-    assert!(error.message.contains("is closed and has insufficient elements (requested 1, current size 0)"), "{error}");
+    assert!(
+        error
+            .message
+            .contains("is closed and has insufficient elements (requested 1, current size 0)"),
+        "{error}"
+    );
     let error = task.run("QueueEnqueueManyV2", &[], &[queue, many]).err().unwrap();
     assert_eq!(error.code, Code::Cancelled);
 }
@@ -325,25 +353,34 @@ fn accumulators_mean_what_is_not_stale_and_waiting_ends_with_the_step() {
     let task = Task::default();
     let accumulator = task.one("ResourceConditionalAccumulator", &[DTYPE], &[]);
     let give = |step: i64, value: f32| {
-        task.run("ResourceAccumulatorApplyGradient", &[DTYPE], &[accumulator.clone(), scalar(step), floats(&[value])]).unwrap();
+        task.run(
+            "ResourceAccumulatorApplyGradient",
+            &[DTYPE],
+            &[accumulator.clone(), scalar(step), floats(&[value])],
+        )
+        .unwrap();
     };
     let count = || {
-        let count = task.one("ResourceAccumulatorNumAccumulated", &[], &[accumulator.clone()]);
+        let count =
+            task.one("ResourceAccumulatorNumAccumulated", &[], std::slice::from_ref(&accumulator));
         count.tensor().unwrap().item::<i32>().unwrap()
     };
-    task.run("ResourceAccumulatorSetGlobalStep", &[], &[accumulator.clone(), scalar(5i64)]).unwrap();
+    task.run("ResourceAccumulatorSetGlobalStep", &[], &[accumulator.clone(), scalar(5i64)])
+        .unwrap();
     give(4, 100.0);
     assert_eq!(count(), 0, "stale gradients are dropped");
     give(5, 1.0);
     give(6, 2.0);
     give(5, 6.0);
-    let mean = task.one("ResourceAccumulatorTakeGradient", &[DTYPE], &[accumulator.clone(), scalar(2)]);
+    let mean =
+        task.one("ResourceAccumulatorTakeGradient", &[DTYPE], &[accumulator.clone(), scalar(2)]);
     assert_eq!(mean.tensor().unwrap().slice::<f32>().unwrap(), [3.0]);
     give(5, 1.0);
     assert_eq!(count(), 0, "taking moved the step on");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            task.run("ResourceAccumulatorTakeGradient", &[DTYPE], &[accumulator.clone(), scalar(1)]).err()
+            task.run("ResourceAccumulatorTakeGradient", &[DTYPE], &[accumulator.clone(), scalar(1)])
+                .err()
         });
         task.cancellation.cancel(OpError::cancelled("enough"));
         assert_eq!(waiting.join().unwrap().unwrap().message, "enough");
@@ -355,7 +392,10 @@ fn checkpoints_are_saved_merged_and_restored() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| Bytes::from(dir.path().join(name).to_str().unwrap().to_owned());
     let strings = |texts: &[&'static str]| {
-        Value::Tensor(Tensor::vector(texts.iter().map(|t| Bytes::from_static(t.as_bytes())).collect()).unwrap())
+        Value::Tensor(
+            Tensor::vector(texts.iter().map(|t| Bytes::from_static(t.as_bytes())).collect())
+                .unwrap(),
+        )
     };
     let task = Task::default();
     let save = |prefix: &str, name: &'static str, value: Value| {
@@ -380,7 +420,10 @@ fn checkpoints_are_saved_merged_and_restored() {
     let error = restore(&["c"], vec![1], "model").err().unwrap();
     assert_eq!((error.code, &*error.message), (Code::NotFound, "Key c not found in checkpoint"));
     let error = restore(&["b"], vec![1], "none").err().unwrap();
-    assert!(error.code == Code::NotFound && error.message.starts_with("Unsuccessful TensorSliceReader"), "{error}");
+    assert!(
+        error.code == Code::NotFound && error.message.starts_with("Unsuccessful TensorSliceReader"),
+        "{error}"
+    );
     assert_eq!(restore(&["b"], vec![3], "model").err().unwrap().code, Code::InvalidArgument);
     std::fs::write(dir.path().join("model.index"), "cut").unwrap();
     assert_eq!(restore(&["b"], vec![1], "model").err().unwrap().code, Code::DataLoss);

@@ -200,7 +200,10 @@ pub fn write_bundle(
                 BundleData::Strings(strings) => write_strings(&mut file, strings)?,
             };
             let (dtype, shape) = (*dtype, shape.to_vec());
-            entries.push((*name, BundleEntry { dtype, shape, sliced: false, shard: 0, offset, size, crc }));
+            entries.push((
+                *name,
+                BundleEntry { dtype, shape, sliced: false, shard: 0, offset, size, crc },
+            ));
             offset += size;
         }
         file.flush()

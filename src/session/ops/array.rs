@@ -1,5 +1,7 @@
 //! Operations that make tensors and change their shapes.
 
+#![allow(clippy::clone_on_copy, reason = "strings share the code of numbers")]
+
 use super::broadcast::{self, axis, text};
 use super::number::{Number, all_types, numbers};
 use super::{Kernel, OpDef, no_kernel};
@@ -204,7 +206,9 @@ fn reshape(_: &Node<'_>) -> Result<Kernel, OpError> {
                     return Err(OpError::invalid(text));
                 }
                 Err(_) => {
-                    return Err(OpError::invalid(format!("Size {i} must be non-negative, not {dim}")));
+                    return Err(OpError::invalid(format!(
+                        "Size {i} must be non-negative, not {dim}"
+                    )));
                 }
             }
         }
@@ -327,7 +331,8 @@ fn broadcast_gradient_args(node: &Node<'_>) -> Result<Kernel, OpError> {
             return Ok(());
         }
         for (output, own) in [&a, &b].into_iter().enumerate() {
-            let stretched = |i: &usize| (i + own.len()).checked_sub(rank).is_none_or(|i| own[i] == 1);
+            let stretched =
+                |i: &usize| (i + own.len()).checked_sub(rank).is_none_or(|i| own[i] == 1);
             let axes: Vec<usize> = (0..rank).filter(stretched).collect();
             call.set(output, whole(dtype, &[axes.len()], axes.into_iter())?);
         }
@@ -427,7 +432,11 @@ fn invert_permutation(node: &Node<'_>) -> Result<Kernel, OpError> {
             let place = usize::try_from(to).ok().and_then(|to| inverse.get_mut(to));
             match place {
                 Some(place) if *place == usize::MAX => *place = i,
-                _ => return Err(OpError::invalid(format!("{to} is not a new index of a permutation"))),
+                _ => {
+                    return Err(OpError::invalid(format!(
+                        "{to} is not a new index of a permutation"
+                    )));
+                }
             }
         }
         call.set(0, whole(dtype, &[order.len()], inverse.into_iter())?);

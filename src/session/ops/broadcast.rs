@@ -41,7 +41,9 @@ impl Walk {
             let step = if own == 1 { 0 } else { stride };
             stride *= own;
             match dims.last_mut() {
-                Some((n, inner)) if *inner * *n == step && (*inner != 0 || step == 0) => *n *= extent,
+                Some((n, inner)) if *inner * *n == step && (*inner != 0 || step == 0) => {
+                    *n *= extent
+                }
                 _ => dims.push((extent, step)),
             }
         }
@@ -144,7 +146,10 @@ pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     let signed = rank as i64;
     let at = if axis < 0 { axis.checked_add(signed) } else { Some(axis) };
     at.filter(|at| (0..signed).contains(at)).map(|at| at as usize).ok_or_else(|| {
-        OpError::invalid(format!("Expected dimension in the range [{}, {signed}), but got {axis}", -signed))
+        OpError::invalid(format!(
+            "Expected dimension in the range [{}, {signed}), but got {axis}",
+            -signed
+        ))
     })
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::{Kernel, OpDef};
-use crate::io::bundle::{Bundle, BundleData, DT_STRING, index_path, merge_bundles, write_bundle};
 use crate::io::IoError;
+use crate::io::bundle::{Bundle, BundleData, DT_STRING, index_path, merge_bundles, write_bundle};
 use crate::session::{Call, DType, Data, Node, OpError, Tensor, tensor_elements};
 
 pub(super) const OPS: &[OpDef] = &[
@@ -39,7 +39,8 @@ fn path(call: &Call<'_>, index: usize) -> Result<PathBuf, OpError> {
 
 fn path_of(bytes: &Bytes) -> Result<PathBuf, OpError> {
     let text = std::str::from_utf8(bytes).ok().filter(|text| !text.is_empty());
-    text.map(PathBuf::from).ok_or_else(|| OpError::invalid("the path of a checkpoint is empty or not UTF-8"))
+    text.map(PathBuf::from)
+        .ok_or_else(|| OpError::invalid("the path of a checkpoint is empty or not UTF-8"))
 }
 
 /// The texts of an input.
@@ -53,7 +54,9 @@ fn texts(call: &Call<'_>, index: usize) -> Result<Vec<String>, OpError> {
 fn names(call: &Call<'_>) -> Result<Vec<String>, OpError> {
     let (names, slices) = (texts(call, 1)?, texts(call, 2)?);
     if slices.len() != names.len() {
-        return Err(OpError::invalid("tensor_names and shape_and_slices have not equally many elements"));
+        return Err(OpError::invalid(
+            "tensor_names and shape_and_slices have not equally many elements",
+        ));
     }
     match names.iter().zip(&slices).find(|(_, slice)| !slice.is_empty()) {
         None => Ok(names),
@@ -97,7 +100,8 @@ fn save(_: &Node<'_>) -> Result<Kernel, OpError> {
                 call.inputs().saturating_sub(3)
             )));
         }
-        let tensors: Result<Vec<Tensor>, OpError> = (3..call.inputs()).map(|i| call.tensor(i)).collect();
+        let tensors: Result<Vec<Tensor>, OpError> =
+            (3..call.inputs()).map(|i| call.tensor(i)).collect();
         let tensors = tensors?;
         let contents: Vec<_> = tensors.iter().map(stored).collect();
         let rows: Vec<_> = names
@@ -173,7 +177,8 @@ fn restored(bundle: &Bundle, name: &str, dtype: DType) -> Result<Tensor, OpError
 fn merge(node: &Node<'_>) -> Result<Kernel, OpError> {
     let remove = node.bool("delete_old_dirs", true)?;
     Ok(Kernel::blocking(move |call| {
-        let parts: Result<Vec<PathBuf>, _> = call.tensor(0)?.slice::<Bytes>()?.iter().map(path_of).collect();
+        let parts: Result<Vec<PathBuf>, _> =
+            call.tensor(0)?.slice::<Bytes>()?.iter().map(path_of).collect();
         let (parts, to) = (parts?, path(call, 1)?);
         make_parent(&to)?;
         merge_bundles(&parts, &to)?;
@@ -201,7 +206,8 @@ fn sharded_filename(_: &Node<'_>) -> Result<Kernel, OpError> {
 fn string_join(node: &Node<'_>) -> Result<Kernel, OpError> {
     let separator = node.text("separator")?.as_bytes().to_vec();
     Ok(Kernel::new(move |call| {
-        let parts: Result<Vec<Tensor>, OpError> = (0..call.inputs()).map(|i| call.tensor(i)).collect();
+        let parts: Result<Vec<Tensor>, OpError> =
+            (0..call.inputs()).map(|i| call.tensor(i)).collect();
         let parts = parts?;
         let shape = parts.iter().map(|part| part.shape()).find(|shape| !shape.is_empty());
         let shape = shape.cloned().unwrap_or_default();
@@ -209,10 +215,12 @@ fn string_join(node: &Node<'_>) -> Result<Kernel, OpError> {
             parts.iter().map(|part| super::broadcast::stretch(part, &shape)).collect();
         let columns = columns?;
         let row = |i: usize| {
-            let texts: Vec<&[u8]> = columns.iter().filter_map(|c| c.get(i)).map(|t| &t[..]).collect();
+            let texts: Vec<&[u8]> =
+                columns.iter().filter_map(|c| c.get(i)).map(|t| &t[..]).collect();
             Bytes::from(texts.join(&separator[..]))
         };
-        let out = Tensor::new(shape.clone(), (0..shape.elements()).map(row).collect::<Vec<Bytes>>())?;
+        let out =
+            Tensor::new(shape.clone(), (0..shape.elements()).map(row).collect::<Vec<Bytes>>())?;
         call.set(0, out);
         Ok(())
     }))

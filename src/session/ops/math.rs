@@ -43,9 +43,12 @@ impl Shrink {
         let axes: Result<Vec<usize>, OpError> =
             axes.integers()?.into_iter().map(|at| axis(at, rank)).collect();
         let axes = axes.map_err(|_| {
-            OpError::invalid(format!("Invalid reduction dimension for input with {rank} dimension(s)"))
+            OpError::invalid(format!(
+                "Invalid reduction dimension for input with {rank} dimension(s)"
+            ))
         })?;
-        let (mut runs, mut result, mut count): (Vec<(usize, bool)>, _, _) = (Vec::new(), Vec::new(), 1);
+        let (mut runs, mut result, mut count): (Vec<(usize, bool)>, _, _) =
+            (Vec::new(), Vec::new(), 1);
         for (at, &extent) in shape.iter().enumerate() {
             let goes = axes.contains(&at);
             match goes {
@@ -225,7 +228,8 @@ fn products(
         return Tensor::zeros(a.dtype(), shape);
     }
     if a.dtype() == DType::F32 {
-        let (x, y, mut out) = (a.slice::<f32>()?, b.slice::<f32>()?, vec![0.0; shape.iter().product()]);
+        let (x, y, mut out) =
+            (a.slice::<f32>()?, b.slice::<f32>()?, vec![0.0; shape.iter().product()]);
         let ctx = context();
         let mut scratch = vec![0.0; matmul_scratch(ctx, p)];
         for (&(i, j), out) in pairs.iter().zip(out.chunks_exact_mut(p.m * p.n)) {
@@ -272,7 +276,9 @@ fn matmul(node: &Node<'_>) -> Result<Kernel, OpError> {
         for (i, x) in [&a, &b].into_iter().enumerate() {
             if x.shape().len() != 2 {
                 let shape = text(x.shape());
-                return Err(OpError::invalid(format!("In[{i}] is not a matrix. Instead it has shape {shape}")));
+                return Err(OpError::invalid(format!(
+                    "In[{i}] is not a matrix. Instead it has shape {shape}"
+                )));
             }
         }
         let p = sizes(&a, &b, trans)?;

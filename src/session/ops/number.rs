@@ -68,9 +68,9 @@ mod functions {
         fn cos(self) -> Self;
         fn tan(self) -> Self;
         fn tanh(self) -> Self;
-        fn is_nan(self) -> bool;
-        fn is_infinite(self) -> bool;
-        fn is_finite(self) -> bool;
+        fn nan(self) -> bool;
+        fn infinite(self) -> bool;
+        fn finite(self) -> bool;
     }
 
     macro_rules! real {
@@ -88,9 +88,9 @@ mod functions {
                 fn cos(self) -> Self { $t::cos(self) }
                 fn tan(self) -> Self { $t::tan(self) }
                 fn tanh(self) -> Self { $t::tanh(self) }
-                fn is_nan(self) -> bool { $t::is_nan(self) }
-                fn is_infinite(self) -> bool { $t::is_infinite(self) }
-                fn is_finite(self) -> bool { $t::is_finite(self) }
+                fn nan(self) -> bool { $t::is_nan(self) }
+                fn infinite(self) -> bool { $t::is_infinite(self) }
+                fn finite(self) -> bool { $t::is_finite(self) }
             }
         )*};
     }
@@ -190,11 +190,26 @@ macro_rules! numbers {
     ($dtype:expr, $t:ident => $body:expr) => {{
         use $crate::session::DType;
         match $dtype {
-            DType::F32 => { type $t = f32; $body }
-            DType::F64 => { type $t = f64; $body }
-            DType::I32 => { type $t = i32; $body }
-            DType::I64 => { type $t = i64; $body }
-            DType::U8 => { type $t = u8; $body }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
             other => Err($crate::session::ops::no_kernel(other)),
         }
     }};
@@ -205,8 +220,14 @@ macro_rules! reals {
     ($dtype:expr, $t:ident => $body:expr) => {{
         use $crate::session::DType;
         match $dtype {
-            DType::F32 => { type $t = f32; $body }
-            DType::F64 => { type $t = f64; $body }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
             other => Err($crate::session::ops::no_kernel(other)),
         }
     }};
@@ -217,13 +238,34 @@ macro_rules! all_types {
     ($dtype:expr, $t:ident => $body:expr) => {{
         use $crate::session::DType;
         match $dtype {
-            DType::F32 => { type $t = f32; $body }
-            DType::F64 => { type $t = f64; $body }
-            DType::I32 => { type $t = i32; $body }
-            DType::I64 => { type $t = i64; $body }
-            DType::U8 => { type $t = u8; $body }
-            DType::Bool => { type $t = bool; $body }
-            DType::Str => { type $t = bytes::Bytes; $body }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
+            DType::Bool => {
+                type $t = bool;
+                $body
+            }
+            DType::Str => {
+                type $t = bytes::Bytes;
+                $body
+            }
         }
     }};
 }

@@ -1,5 +1,7 @@
 //! Operations that take tensors apart and put them together.
 
+#![allow(clippy::clone_on_copy, reason = "strings share the code of numbers")]
+
 use super::array::one_integer;
 use super::broadcast::{axis, strides, text};
 use super::number::all_types;
@@ -14,7 +16,6 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Transpose", transpose),
     OpDef::new("Concat", concat),
     OpDef::new("ConcatV2", concat),
-    OpDef::new("ConcatOffset", concat_offset),
     OpDef::new("Pack", pack),
     OpDef::new("Unpack", unpack),
     OpDef::new("Split", split),
@@ -134,9 +135,8 @@ impl Masks {
                 continue;
             }
             let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
-            let inside = |at: i64| {
-                (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high)
-            };
+            let inside =
+                |at: i64| (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high);
             let (first, last) = if step > 0 { (low, high) } else { (high, low) };
             let from = if has(self.begin, i) { first } else { inside(begin[i]) };
             let to = if has(self.end, i) { last } else { inside(end[i]) };
@@ -165,7 +165,8 @@ fn strided_slice(node: &Node<'_>) -> Result<Kernel, OpError> {
         let value = call.tensor(0)?;
         let (begin, end, step) = bounds(call, 1)?;
         let (view, shape) = masks.view(value.shape(), [&begin, &end, &step])?;
-        let out = all_types!(value.dtype(), T => Tensor::new(shape, view.read(value.slice::<T>()?))?);
+        let out =
+            all_types!(value.dtype(), T => Tensor::new(shape, view.read(value.slice::<T>()?))?);
         call.set(0, out);
         Ok(())
     }))
@@ -315,29 +316,12 @@ fn concat(node: &Node<'_>) -> Result<Kernel, OpError> {
         let count = call.inputs().saturating_sub(1);
         let (at, first) = if axis_first { (0, 1) } else { (count, 0) };
         let at = one_integer(call, at)?;
-        let parts: Result<Vec<Tensor>, _> = (first..first + count).map(|i| call.tensor(i)).collect();
+        let parts: Result<Vec<Tensor>, _> =
+            (first..first + count).map(|i| call.tensor(i)).collect();
         let parts = parts?;
         let rank = parts.first().map_or(0, |part| part.shape().len());
         let out = joined(&parts, axis(at, rank)?)?;
         call.set(0, out);
-        Ok(())
-    }))
-}
-
-/// Where each part begins in what [`concat`] made of them.
-fn concat_offset(_: &Node<'_>) -> Result<Kernel, OpError> {
-    Ok(Kernel::new(|call| {
-        let at = one_integer(call, 0)?;
-        let mut offset = 0i32;
-        for i in 1..call.inputs() {
-            let shape = call.tensor(i)?;
-            let shape = shape.slice::<i32>()?;
-            let at = axis(at, shape.len())?;
-            let mut out = vec![0; shape.len()];
-            out[at] = offset;
-            offset = offset.wrapping_add(shape[at]);
-            call.set(i - 1, Tensor::vector(out)?);
-        }
         Ok(())
     }))
 }
@@ -428,7 +412,8 @@ fn split(node: &Node<'_>) -> Result<Kernel, OpError> {
             false => vec![extent / count; count],
             true => {
                 let given = call.tensor(1)?.integers()?;
-                let known: i64 = given.iter().filter(|s| **s >= 0).fold(0, |n, s| n.saturating_add(*s));
+                let known: i64 =
+                    given.iter().filter(|s| **s >= 0).fold(0, |n, s| n.saturating_add(*s));
                 let rest = extent as i64 - known;
                 let sizes = given.iter().map(|&s| if s == -1 { rest } else { s });
                 let sizes: Result<Vec<usize>, _> = sizes.map(usize::try_from).collect();

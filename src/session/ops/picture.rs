@@ -54,7 +54,9 @@ impl Slide {
             "SAME" => Padding::Same,
             "VALID" => Padding::Valid,
             other => {
-                return Err(OpError::unimplemented(format!("padding {other} is not supported: use SAME or VALID")));
+                return Err(OpError::unimplemented(format!(
+                    "padding {other} is not supported: use SAME or VALID"
+                )));
             }
         };
         Ok(Self { stride: pair(node, "strides")?, padding })
@@ -168,7 +170,11 @@ fn conv2d_filter_grad(node: &Node<'_>) -> Result<Kernel, OpError> {
 }
 
 /// A pool's windows over pictures of this shape, and the shape of the result.
-fn pooled(slide: Slide, kernel: [usize; 2], shape: [usize; 4]) -> Result<(Window, [usize; 4]), OpError> {
+fn pooled(
+    slide: Slide,
+    kernel: [usize; 2],
+    shape: [usize; 4],
+) -> Result<(Window, [usize; 4]), OpError> {
     let [n, h, w, c] = shape;
     let window = slide.window([h, w], kernel)?;
     let [h, w] = window.output;
@@ -243,7 +249,8 @@ fn avg_pool_grad(node: &Node<'_>) -> Result<Kernel, OpError> {
 }
 
 fn lrn_params(node: &Node<'_>) -> Result<LrnParams, OpError> {
-    let radius = usize::try_from(node.int("depth_radius", 5)?).map_err(|_| node.wrong("depth_radius"))?;
+    let radius =
+        usize::try_from(node.int("depth_radius", 5)?).map_err(|_| node.wrong("depth_radius"))?;
     let (bias, alpha) = (node.float("bias", 1.0)?, node.float("alpha", 1.0)?);
     Ok(LrnParams { radius, bias, alpha, beta: node.float("beta", 0.5)? })
 }

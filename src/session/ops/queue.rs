@@ -9,9 +9,7 @@ use super::parts::joined;
 use super::{Kernel, OpDef};
 use crate::session::codec::shape_text;
 use crate::session::proto::TensorShapeProto;
-use crate::session::{
-    Call, Cancellation, DType, Handle, Monitor, Node, OpError, Tensor, Value,
-};
+use crate::session::{Call, Cancellation, DType, Handle, Monitor, Node, OpError, Tensor, Value};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("FIFOQueueV2", queue).handle(),
@@ -64,7 +62,9 @@ impl Queue {
         for (i, (tensor, shape)) in element.iter().zip(&self.shapes).enumerate() {
             let dims = shape.dim.iter().map(|dim| usize::try_from(dim.size).ok());
             let fits = shape.dim.len() == tensor.shape().len()
-                && dims.zip(tensor.shape().iter()).all(|(own, dim)| own.is_none_or(|own| own == *dim));
+                && dims
+                    .zip(tensor.shape().iter())
+                    .all(|(own, dim)| own.is_none_or(|own| own == *dim));
             if !fits && !shape.unknown_rank {
                 return Err(OpError::invalid(format!(
                     "Shape mismatch in tuple component {i}. Expected {}, got {}",
@@ -77,11 +77,7 @@ impl Queue {
     }
 
     /// Puts elements in, and waits for room.
-    fn put(
-        &self,
-        cancellation: &Cancellation,
-        elements: Vec<Vec<Tensor>>,
-    ) -> Result<(), OpError> {
+    fn put(&self, cancellation: &Cancellation, elements: Vec<Vec<Tensor>>) -> Result<(), OpError> {
         elements.iter().try_for_each(|element| self.check(element))?;
         let mut elements: VecDeque<_> = elements.into();
         self.state.wait(cancellation, |state| {
@@ -148,15 +144,19 @@ fn enqueue(node: &Node<'_>) -> Result<Kernel, OpError> {
     let many = node.op() == "QueueEnqueueManyV2";
     Ok(Kernel::blocking(move |call| {
         let queue = call.resource::<Queue>(0)?;
-        let parts: Result<Vec<Tensor>, OpError> = (1..call.inputs()).map(|i| call.tensor(i)).collect();
+        let parts: Result<Vec<Tensor>, OpError> =
+            (1..call.inputs()).map(|i| call.tensor(i)).collect();
         let parts = parts?;
         if !many {
             return queue.put(call.cancellation(), vec![parts]);
         }
         let count = parts.first().and_then(|part| part.shape().first().copied());
-        let count = count.ok_or_else(|| OpError::invalid("enqueue_many needs tensors with rows"))?;
+        let count =
+            count.ok_or_else(|| OpError::invalid("enqueue_many needs tensors with rows"))?;
         if parts.iter().any(|part| part.shape().first() != Some(&count)) {
-            return Err(OpError::invalid("the components of enqueue_many have not equally many rows"));
+            return Err(OpError::invalid(
+                "the components of enqueue_many have not equally many rows",
+            ));
         }
         let mut elements = vec![Vec::with_capacity(parts.len()); count];
         for part in &parts {
@@ -311,7 +311,9 @@ fn take_gradient(_: &Node<'_>) -> Result<Kernel, OpError> {
         let accumulator = call.resource::<Accumulator>(0)?;
         let wanted = one_integer(call, 1)?;
         if wanted < 1 {
-            return Err(OpError::invalid(format!("Argument num_required must be at least 1, not {wanted}")));
+            return Err(OpError::invalid(format!(
+                "Argument num_required must be at least 1, not {wanted}"
+            )));
         }
         let (mut sum, count) = accumulator.state.wait(call.cancellation(), |state| {
             if i64::from(state.count) < wanted {

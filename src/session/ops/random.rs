@@ -128,7 +128,10 @@ fn normal(node: &Node<'_>) -> Result<Kernel, OpError> {
 
 /// Normal numbers, drawn again while outside two standard deviations. Four at a time come from 256 blocks of their own.
 fn truncated(node: &Node<'_>) -> Result<Kernel, OpError> {
-    fn inside<T: Copy + Default, const N: usize>(mut next: impl FnMut(u128) -> Vec<T>, keep: fn(T) -> bool) -> [T; N] {
+    fn inside<T: Copy + Default, const N: usize>(
+        mut next: impl FnMut(u128) -> Vec<T>,
+        keep: fn(T) -> bool,
+    ) -> [T; N] {
         let mut found = [T::default(); N];
         let mut count = 0;
         for block in 0.. {
@@ -177,7 +180,8 @@ fn uniform_int(node: &Node<'_>) -> Result<Kernel, OpError> {
         let out = match dtype {
             DType::I32 => {
                 let words = (0..count.div_ceil(4)).flat_map(block).take(count);
-                let numbers = words.map(|word| low.wrapping_add((u64::from(word) % span) as i64) as i32);
+                let numbers =
+                    words.map(|word| low.wrapping_add((u64::from(word) % span) as i64) as i32);
                 Tensor::new(shape, numbers.collect())?
             }
             DType::I64 => {

@@ -126,8 +126,12 @@ fn assign(node: &Node<'_>) -> Result<Kernel, OpError> {
             Some(old) if validate && old.shape() != value.shape() => {
                 let (lhs, rhs) = (text(old.shape()), text(value.shape()));
                 return Err(OpError::invalid(match resource {
-                    false => format!("Assign requires shapes of both tensors to match. lhs shape= {lhs} rhs shape= {rhs}"),
-                    true => format!("Trying to assign to variable with tensor with wrong shape. Expected {lhs} got {rhs}"),
+                    false => format!(
+                        "Assign requires shapes of both tensors to match. lhs shape= {lhs} rhs shape= {rhs}"
+                    ),
+                    true => format!(
+                        "Trying to assign to variable with tensor with wrong shape. Expected {lhs} got {rhs}"
+                    ),
                 }));
             }
             _ => variable.set(value)?,

@@ -31,7 +31,11 @@ fn scalar(_: &Node<'_>) -> Result<Kernel, OpError> {
         let (tags, values) = (call.tensor(0)?, call.tensor(1)?);
         let names = tags.slice::<Bytes>()?;
         if tags.shape() != values.shape() && !(tags.len() == 1 && values.len() == 1) {
-            let first = if names.len() == 1 { format!(" (tag '{}')", tag(&names[0])) } else { String::new() };
+            let first = if names.len() == 1 {
+                format!(" (tag '{}')", tag(&names[0]))
+            } else {
+                String::new()
+            };
             return Err(OpError::invalid(format!(
                 "tags and values are not the same shape: {} != {}{first}",
                 text(tags.shape()),
@@ -75,14 +79,14 @@ fn merge(_: &Node<'_>) -> Result<Kernel, OpError> {
         for i in 0..call.inputs() {
             for bytes in call.tensor(i)?.slice::<Bytes>()? {
                 let summary = Summary::decode(bytes.clone()).map_err(|error| {
-                    OpError::invalid(format!(
-                        "Could not parse one of the summary inputs: {error}"
-                    ))
+                    OpError::invalid(format!("Could not parse one of the summary inputs: {error}"))
                 })?;
                 for value in summary.value {
                     if !value.tag.is_empty() && !tags.insert(value.tag.clone()) {
                         let tag = value.tag;
-                        return Err(OpError::invalid(format!("Duplicate tag {tag} found in summary inputs")));
+                        return Err(OpError::invalid(format!(
+                            "Duplicate tag {tag} found in summary inputs"
+                        )));
                     }
                 }
                 // Messages of one type, written one after the other, are their union.
