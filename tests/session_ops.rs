@@ -217,19 +217,19 @@ fn references_alias_and_resources_do_not() {
     let by_ref = task.one("VariableV2", &[DTYPE, shared.clone()], &[]);
     let owned = task.one("VarHandleOp", &[DTYPE, shared], &[]);
     let ready = |op: &str, value: &Value| {
-        task.one(op, &[], &[value.clone()]).tensor().unwrap().item::<bool>().unwrap()
+        task.one(op, &[], std::slice::from_ref(value)).tensor().unwrap().item::<bool>().unwrap()
     };
     assert!(!ready("IsVariableInitialized", &by_ref) && !ready("VarIsInitializedOp", &owned));
-    let error = task.run("Identity", &[], &[by_ref.clone()]).err().unwrap();
+    let error = task.run("Identity", &[], std::slice::from_ref(&by_ref)).err().unwrap();
     assert_eq!(error.message, "Attempting to use uninitialized value variablev2");
-    let error = task.run("ReadVariableOp", &[DTYPE], &[owned.clone()]).err().unwrap();
+    let error = task.run("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned)).err().unwrap();
     assert!(error.message.starts_with("Could not find variable w. This could mean"), "{error}");
     assert!(error.message.contains("container=ps, status error message=Resource ps/w/"), "{error}");
 
     task.run("Assign", &[T], &[by_ref.clone(), floats(&[1.0, 2.0])]).unwrap();
     assert!(ready("IsVariableInitialized", &by_ref) && !ready("VarIsInitializedOp", &owned));
-    let alias = task.one("Identity", &[], &[by_ref.clone()]);
-    let copy = task.one("Snapshot", &[], &[by_ref.clone()]);
+    let alias = task.one("Identity", &[], std::slice::from_ref(&by_ref));
+    let copy = task.one("Snapshot", &[], std::slice::from_ref(&by_ref));
     task.run("AssignAdd", &[T], &[by_ref.clone(), floats(&[10.0, 20.0])]).unwrap();
     assert_eq!(alias.tensor().unwrap().slice::<f32>().unwrap(), [11.0, 22.0]);
     assert_eq!(copy.tensor().unwrap().slice::<f32>().unwrap(), [1.0, 2.0]);
@@ -239,9 +239,9 @@ fn references_alias_and_resources_do_not() {
     assert!(error.message.contains("shapes must be equal"), "{error}");
 
     task.run("AssignVariableOp", &[DTYPE], &[owned.clone(), floats(&[3.0])]).unwrap();
-    let before = task.one("ReadVariableOp", &[DTYPE], &[owned.clone()]);
+    let before = task.one("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned));
     task.run("AssignSubVariableOp", &[DTYPE], &[owned.clone(), floats(&[1.0])]).unwrap();
-    let after = task.one("ReadVariableOp", &[DTYPE], &[owned.clone()]);
+    let after = task.one("ReadVariableOp", &[DTYPE], std::slice::from_ref(&owned));
     assert_eq!(before.tensor().unwrap().slice::<f32>().unwrap(), [3.0]);
     assert_eq!(after.tensor().unwrap().slice::<f32>().unwrap(), [2.0]);
     task.run("DestroyResourceOp", &[], &[owned]).unwrap();
@@ -318,21 +318,25 @@ fn queues_hand_on_in_order_and_wait() {
     let error = task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(3f32)]).err().unwrap();
     assert!(error.message.contains("holds tuples of"), "{error}");
     let size = |queue: &Value| {
-        task.one("QueueSizeV2", &[], &[queue.clone()]).tensor().unwrap().item::<i32>().unwrap()
+        task.one("QueueSizeV2", &[], std::slice::from_ref(queue))
+            .tensor()
+            .unwrap()
+            .item::<i32>()
+            .unwrap()
     };
     assert_eq!(size(&queue), 3);
     std::thread::scope(|scope| {
         // The fourth waits until the first is taken.
         let waiting =
             scope.spawn(|| task.run("QueueEnqueueV2", &[], &[queue.clone(), scalar(4)]).map(drop));
-        let first = task.one("QueueDequeueV2", &[], &[queue.clone()]);
+        let first = task.one("QueueDequeueV2", &[], std::slice::from_ref(&queue));
         assert_eq!(first.tensor().unwrap().item::<i32>().unwrap(), 1);
         waiting.join().unwrap().unwrap();
     });
     let rest = task.one("QueueDequeueManyV2", &[], &[queue.clone(), scalar(3)]);
     assert_eq!(rest.tensor().unwrap().slice::<i32>().unwrap(), [2, 3, 4]);
-    task.run("QueueCloseV2", &[], &[queue.clone()]).unwrap();
-    let error = task.run("QueueDequeueV2", &[], &[queue.clone()]).err().unwrap();
+    task.run("QueueCloseV2", &[], std::slice::from_ref(&queue)).unwrap();
+    let error = task.run("QueueDequeueV2", &[], std::slice::from_ref(&queue)).err().unwrap();
     assert_eq!(error.code, Code::OutOfRange);
     assert!(
         error
@@ -357,7 +361,8 @@ fn accumulators_mean_what_is_not_stale_and_waiting_ends_with_the_step() {
         .unwrap();
     };
     let count = || {
-        let count = task.one("ResourceAccumulatorNumAccumulated", &[], &[accumulator.clone()]);
+        let count =
+            task.one("ResourceAccumulatorNumAccumulated", &[], std::slice::from_ref(&accumulator));
         count.tensor().unwrap().item::<i32>().unwrap()
     };
     task.run("ResourceAccumulatorSetGlobalStep", &[], &[accumulator.clone(), scalar(5i64)])

@@ -68,7 +68,9 @@ def tftrain_command(program, folder):
     def command(spec, job, index):
         path = os.path.join(folder, f"cluster-{spec['ps'][0].split(':')[1]}.yaml")
         jobs = "".join(f"  {job}: [{', '.join(hosts)}]\n" for job, hosts in spec.items())
-        pathlib.Path(path).write_text("cluster:\n  mode: session\n" + jobs)
+        # Once: tasks that are already there read it.
+        if not os.path.exists(path):
+            pathlib.Path(path).write_text("cluster:\n  mode: session\n" + jobs)
         return [program, "serve", "--config", path, "--job-name", job, "--task-index", str(index)]
 
     return command
@@ -171,7 +173,7 @@ def client(target, steps, batch, save, restore):
 
 def run_client(cluster, steps, batch, save="", restore=""):
     words = ["--client", cluster.target, "--steps", str(steps), "--batch", str(batch), "--save", save, "--restore", restore]
-    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=500)
+    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
         sys.exit(f"the client failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
