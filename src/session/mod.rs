@@ -11,6 +11,7 @@
 
 mod call;
 mod cancel;
+mod client;
 pub mod codec;
 mod error;
 mod executor;
@@ -27,7 +28,6 @@ mod pool;
 mod program;
 mod rendezvous;
 mod resources;
-mod session;
 mod tensor;
 mod worker;
 
@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use call::{Call, Context, Value};
 pub use cancel::{Cancellation, Monitor};
+pub use client::{Running, Session};
 pub use error::{Code, OpError};
 pub use graph_file::{GraphFileError, read_graph};
 pub use master::{Master, Voice};
@@ -44,7 +45,6 @@ pub use peers::{Done, Guard, Peers};
 pub use program::Program;
 pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
-pub use session::{Running, Session};
 use tensor::elements as tensor_elements;
 pub use tensor::{DType, Data, Element, Tensor};
 pub use worker::Worker;

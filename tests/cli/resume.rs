@@ -165,3 +165,33 @@ fn overwriting_starts_anew() {
     assert_eq!(space.checkpoints("run"), [5]);
     assert_eq!(space.steps("run", "step"), [0, 1, 2, 3, 4]);
 }
+
+/// What TensorFlow's own program would read and write in between changes nothing.
+#[test]
+fn by_way_of_tensorflows_files() {
+    let space = Space::new();
+    let run = format!("{SMALL} --log-every 1");
+    space.ok(&format!("{run} --max-steps 20 --train-dir whole"));
+    space.ok(&format!(
+        "{run} --max-steps 7 --train-dir cut --set train.checkpoint.format=tensorflow"
+    ));
+    assert!(space.path("cut/model.ckpt-7.index").is_file());
+    assert!(!space.path("cut/model.ckpt-7.safetensors").exists());
+    let shown = space.ok("inspect checkpoint cut").out;
+    for line in ["global_step [] i64 7", "conv1/weights/ExponentialMovingAverage [5, 5, 3, 64] f32"]
+    {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let to_the_end = "cifar10 --max-steps 20 --train-dir cut --resume";
+    let resumed = space.ok(&format!("{to_the_end} --set train.checkpoint.format=safetensors"));
+    assert!(resumed.err.contains("model.ckpt-7 at step 7"), "{}", resumed.err);
+    same(&space.checkpoint("whole", 20), &space.checkpoint("cut", 20));
+
+    // Where TensorFlow trained there is no run.yaml: its network is the tutorial's.
+    fs::remove_file(space.path("cut/run.yaml")).unwrap();
+    fs::remove_file(space.path("cut/model.ckpt-20.safetensors")).unwrap();
+    fs::write(space.path("cut/checkpoint"), "model_checkpoint_path: \"model.ckpt-7\"\n").unwrap();
+    let resumed = space.ok(&format!("{run} --max-steps 9 --train-dir cut --resume"));
+    assert!(resumed.err.contains("model.ckpt-7 at step 7"), "{}", resumed.err);
+    assert_eq!(space.checkpoint("cut", 9).global_step, 9);
+}

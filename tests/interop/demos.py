@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 tf.disable_eager_execution()
+tf.disable_control_flow_v2()
 target, name = sys.argv[1:3]
 config = tf.ConfigProto(log_device_placement=True, allow_soft_placement="soft" in sys.argv)
 
@@ -73,14 +74,14 @@ def callable_():
 
 def reset():
     a, b = addition()
-    with session() as sess:
-        total = a + b
+    total = a + b
+    sess = session()
+    print(sess.run(total))
+    tf.Session.reset(target)
+    try:
         print(sess.run(total))
-        tf.Session.reset(target)
-        try:
-            print(sess.run(total))
-        except tf.errors.AbortedError as error:
-            print(type(error).__name__, error)
+    except tf.errors.AbortedError as error:
+        print(type(error).__name__, error)
 
 
 def run(*fetches):
@@ -116,7 +117,6 @@ def fed():
 
 
 def unknown():
-    a = tf.constant([3.0, 1.0])
     run(tf.raw_ops.Bincount(arr=[1], size=2, weights=[0]))
 
 

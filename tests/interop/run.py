@@ -118,6 +118,11 @@ def record():
         expect(code == 0, out)
         (HERE / "expected" / f"{name}.txt").write_text(results(out))
         (HERE / "expected" / f"{name}.placement.txt").write_text("".join(line + "\n" for line in lines))
+    for name in ("demo01", "var", "resvar", "fed", "branches"):
+        with Cluster({"ps": 2, "work": 3}) as cluster:
+            calls = HERE.parent / "data" / "sessions" / name
+            out, code = python(HERE / "tap.py", cluster.target("work", 2), calls, HERE / "demos.py", "{}", name)
+            expect(code == 0, out)
     for name in ("gpu", "badgpu", "badjob"):
         out, _, _ = demo(name)
         (HERE / "expected" / f"{name}.error.txt").write_text(refusal(out))

@@ -21,7 +21,7 @@ class Tap(grpc.GenericRpcHandler):
         method = details.method
 
         def call(request, _):
-            answer = channel.unary_unary(method)(request)
+            answer = channel.unary_unary(method)(request, wait_for_ready=True)
             with lock:
                 for blob in (method.encode(), request, answer):
                     out.write(struct.pack("<I", len(blob)) + blob)

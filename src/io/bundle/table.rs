@@ -18,6 +18,9 @@ const BLOCK_SIZE: usize = 256 << 10;
 /// Every so many entries a key is written whole.
 const RESTART_INTERVAL: usize = 16;
 
+/// Keys and their values.
+pub(super) type Entries = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Appends `value`, seven bits a byte, low bits first.
 pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
@@ -128,7 +131,7 @@ fn successor(key: &[u8]) -> Vec<u8> {
 }
 
 /// All entries of a table's file, in its order.
-pub(super) fn decode(file: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+pub(super) fn decode(file: &[u8]) -> Result<Entries, String> {
     let footer_at = file.len().checked_sub(FOOTER).ok_or("it is too short for a table")?;
     let (blocks, footer) = file.split_at(footer_at);
     let (mut handles, magic) = footer.split_at(FOOTER - size_of::<u64>());
@@ -142,7 +145,7 @@ pub(super) fn decode(file: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
     let mut handle = || Some((take_varint(handles)?, take_varint(handles)?));
     let (_meta, index) = (handle(), handle());
     let index = index.ok_or("its footer holds no handle of an index")?;
-    let mut entries: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    let mut entries = Entries::new();
     let mut total = 0;
     for (_, handle) in block_entries(blocks, index)? {
         let handle = &mut handle.as_slice();
@@ -163,10 +166,7 @@ pub(super) fn decode(file: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
 }
 
 /// The entries of one block, checked.
-fn block_entries(
-    file: &[u8],
-    (offset, size): (u64, u64),
-) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+fn block_entries(file: &[u8], (offset, size): (u64, u64)) -> Result<Entries, String> {
     let outside = || format!("a block of {size} bytes at {offset} lies outside the file");
     let start = usize::try_from(offset).map_err(|_| outside())?;
     let size_usize = usize::try_from(size).map_err(|_| outside())?;
@@ -190,7 +190,7 @@ fn block_entries(
     entries_of(content).ok_or_else(|| format!("the entries of the block at {offset} do not fit it"))
 }
 
-fn entries_of(content: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+fn entries_of(content: &[u8]) -> Option<Entries> {
     let (rest, restarts) = content.split_last_chunk::<4>()?;
     let restarts = u64::from(u32::from_le_bytes(*restarts)) * 4;
     let mut input = rest.get(..rest.len().checked_sub(usize::try_from(restarts).ok()?)?)?;

@@ -1,5 +1,7 @@
 //! Operations that make tensors and change their shapes.
 
+#![allow(clippy::clone_on_copy, reason = "strings share the code of numbers")]
+
 use super::broadcast::{self, axis, text};
 use super::number::{Number, all_types, numbers};
 use super::{Kernel, OpDef, no_kernel};

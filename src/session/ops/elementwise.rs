@@ -118,7 +118,7 @@ fn divide<T: Number>(f: impl Fn(T, T) -> T + Send + Sync + 'static) -> Result<Ke
     }
     Ok(Kernel::new(move |call| {
         let (a, b) = (call.take(0)?, call.tensor(1)?);
-        if b.slice::<T>()?.iter().any(|b| *b == T::ZERO) {
+        if b.slice::<T>()?.contains(&T::ZERO) {
             return Err(OpError::invalid("Integer division by zero"));
         }
         call.set(0, zip_into::<T>(a, &b, &f)?);
@@ -228,8 +228,8 @@ fn unary(node: &Node<'_>) -> Result<Kernel, OpError> {
         "Sign" => map(T::sign),
         "Square" => map(|x: T| x.mul(x)),
         // NaN passes.
-        "Relu" => map(|x: T| if x < T::ZERO { T::ZERO } else { x }),
-        _ => map(|x: T| if x < T::ZERO { T::ZERO } else { x.lesser(T::from_f64(6.0)) }),
+        "Relu" => map(|x: T| x.greater(T::ZERO)),
+        _ => map(|x: T| x.greater(T::ZERO).lesser(T::from_f64(6.0))),
     })
 }
 
@@ -282,9 +282,9 @@ fn real_test(node: &Node<'_>) -> Result<Kernel, OpError> {
     }
     use super::number::Real;
     reals!(node.dtype("T")?, T => match node.op() {
-        "IsNan" => ask(<T as Real>::is_nan),
-        "IsInf" => ask(<T as Real>::is_infinite),
-        _ => ask(<T as Real>::is_finite),
+        "IsNan" => ask(<T as Real>::nan),
+        "IsInf" => ask(<T as Real>::infinite),
+        _ => ask(<T as Real>::finite),
     })
 }
 

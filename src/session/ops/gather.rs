@@ -8,6 +8,7 @@ use super::{Kernel, OpDef};
 use crate::session::{Call, Node, OpError, Tensor, tensor_elements};
 
 pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("ConcatOffset", concat_offset),
     OpDef::new("Tile", tile),
     OpDef::new("Pad", pad),
     OpDef::new("PadV2", pad),
@@ -19,6 +20,24 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("DynamicPartition", partition),
     OpDef::new("UnsortedSegmentSum", segment_sum),
 ];
+
+/// Where each part begins in what a concatenation made of them.
+fn concat_offset(_: &Node<'_>) -> Result<Kernel, OpError> {
+    Ok(Kernel::new(|call| {
+        let at = one_integer(call, 0)?;
+        let mut offset = 0i32;
+        for i in 1..call.inputs() {
+            let shape = call.tensor(i)?;
+            let shape = shape.slice::<i32>()?;
+            let at = axis(at, shape.len())?;
+            let mut out = vec![0; shape.len()];
+            out[at] = offset;
+            offset = offset.wrapping_add(shape[at]);
+            call.set(i - 1, Tensor::vector(out)?);
+        }
+        Ok(())
+    }))
+}
 
 fn tile(_: &Node<'_>) -> Result<Kernel, OpError> {
     Ok(Kernel::new(|call| {

@@ -68,9 +68,9 @@ mod functions {
         fn cos(self) -> Self;
         fn tan(self) -> Self;
         fn tanh(self) -> Self;
-        fn is_nan(self) -> bool;
-        fn is_infinite(self) -> bool;
-        fn is_finite(self) -> bool;
+        fn nan(self) -> bool;
+        fn infinite(self) -> bool;
+        fn finite(self) -> bool;
     }
 
     macro_rules! real {
@@ -88,9 +88,9 @@ mod functions {
                 fn cos(self) -> Self { $t::cos(self) }
                 fn tan(self) -> Self { $t::tan(self) }
                 fn tanh(self) -> Self { $t::tanh(self) }
-                fn is_nan(self) -> bool { $t::is_nan(self) }
-                fn is_infinite(self) -> bool { $t::is_infinite(self) }
-                fn is_finite(self) -> bool { $t::is_finite(self) }
+                fn nan(self) -> bool { $t::is_nan(self) }
+                fn infinite(self) -> bool { $t::is_infinite(self) }
+                fn finite(self) -> bool { $t::is_finite(self) }
             }
         )*};
     }

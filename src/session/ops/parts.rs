@@ -1,5 +1,7 @@
 //! Operations that take tensors apart and put them together.
 
+#![allow(clippy::clone_on_copy, reason = "strings share the code of numbers")]
+
 use super::array::one_integer;
 use super::broadcast::{axis, strides, text};
 use super::number::all_types;
@@ -14,7 +16,6 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Transpose", transpose),
     OpDef::new("Concat", concat),
     OpDef::new("ConcatV2", concat),
-    OpDef::new("ConcatOffset", concat_offset),
     OpDef::new("Pack", pack),
     OpDef::new("Unpack", unpack),
     OpDef::new("Split", split),
@@ -321,24 +322,6 @@ fn concat(node: &Node<'_>) -> Result<Kernel, OpError> {
         let rank = parts.first().map_or(0, |part| part.shape().len());
         let out = joined(&parts, axis(at, rank)?)?;
         call.set(0, out);
-        Ok(())
-    }))
-}
-
-/// Where each part begins in what [`concat`] made of them.
-fn concat_offset(_: &Node<'_>) -> Result<Kernel, OpError> {
-    Ok(Kernel::new(|call| {
-        let at = one_integer(call, 0)?;
-        let mut offset = 0i32;
-        for i in 1..call.inputs() {
-            let shape = call.tensor(i)?;
-            let shape = shape.slice::<i32>()?;
-            let at = axis(at, shape.len())?;
-            let mut out = vec![0; shape.len()];
-            out[at] = offset;
-            offset = offset.wrapping_add(shape[at]);
-            call.set(i - 1, Tensor::vector(out)?);
-        }
         Ok(())
     }))
 }
