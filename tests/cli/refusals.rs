@@ -242,7 +242,7 @@ fn flags_and_keys_nobody_knows() {
         ("eval --train-dir absent --until-step 3", &["--eval-interval-secs"]),
         ("eval --train-dir absent --eval-interval-secs nan", &["--eval-interval-secs"]),
         ("eval --train-dir absent --eval-interval-secs=-1", &["--eval-interval-secs"]),
-        ("bench step --model resnet", &["resnet"]),
+        ("bench step --model vgg", &["vgg", "resnet"]),
     ] {
         space.run(args).code(2).says(words);
     }
