@@ -9,6 +9,7 @@ mod data;
 mod devices;
 mod eval;
 mod exit;
+mod gpus;
 mod header;
 mod inspect;
 mod launch;

@@ -25,8 +25,8 @@ mod towers;
 mod tree;
 
 pub use choice::{
-    ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OptimizerName, Placement,
-    Precision, Reduce, ScheduleName, VariablePlacement, Wire,
+    ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OnDevice, OptimizerName,
+    Placement, Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 pub use cluster::{ClusterConfig, TlsConfig};
 pub use compare::{differences, fingerprint};
