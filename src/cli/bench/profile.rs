@@ -59,11 +59,10 @@ pub(super) fn table(rows: &[Row], peaks: Option<Peaks>) -> String {
             peaks.gflops, peaks.gbytes
         )
     });
-    let (of_most, share) = match peaks {
-        Some(_) => ("of most", |x: f64, most: f64| format!("{:6.0}%", 100.0 * x / most)),
-        None => ("", (|_, _| String::new()) as fn(f64, f64) -> String),
+    let of_most = if peaks.is_some() { "of most" } else { "" };
+    let share = |rate: f64, most: Option<f64>| {
+        most.map_or_else(String::new, |most| format!("{:.0}%", 100.0 * rate / most))
     };
-    let (gflop, gbyte) = peaks.map_or((1.0, 1.0), |peaks| (peaks.gflops, peaks.gbytes));
     let mut text = format!(
         "{most}{:40} {:>9} {:>6} {:>9} {of_most:>7} {:>8} {of_most:>7}\n",
         "operation", "ms", "%", "GFLOP/s", "GB/s"
@@ -78,8 +77,8 @@ pub(super) fn table(rows: &[Row], peaks: Option<Peaks>) -> String {
         text += &format!(
             "{name:40} {ms:9.3} {:6.1} {gflops:9.1} {:>7} {gbytes:8.1} {:>7}\n",
             100.0 * ms / total,
-            share(*gflops, gflop),
-            share(*gbytes, gbyte)
+            share(*gflops, peaks.map(|peaks| peaks.gflops)),
+            share(*gbytes, peaks.map(|peaks| peaks.gbytes))
         );
     }
     let others: f64 = rest.iter().map(|row| row.ms).sum();

@@ -25,7 +25,7 @@ pub(super) struct Input {
 impl Input {
     /// For batches of so many floats.
     pub(super) fn new(driver: &Arc<Driver>, floats: usize) -> Result<Self, DeviceError> {
-        Ok(Self {
+        let made = Self {
             copies: SideStream::new(driver)?,
             come: Event::new(driver)?,
             taken: Event::new(driver)?,
@@ -33,7 +33,10 @@ impl Input {
             stage: driver.alloc(floats)?,
             driver: driver.clone(),
             lens: Vec::new(),
-        })
+        };
+        // New memory is cleared in the order of the steps' stream.
+        made.taken.record(driver.stream())?;
+        Ok(made)
     }
 
     /// Begins to copy a batch.
