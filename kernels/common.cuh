@@ -43,6 +43,17 @@ __device__ inline float bits(unsigned int u) {
     return both.f;
 }
 
+// The nearest bf16, as its bits; of two equally near ones the even one.
+__device__ inline unsigned short to_bf16(float x) {
+    union {
+        float f;
+        unsigned int u;
+    } both = {x};
+    unsigned int u = both.u;
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (unsigned short)(u >> 16 | 0x40u);
+    return (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
 // `x < 0 ? 0 : x`; NaN passes.
 __device__ inline float cut(float x) { return x < 0.0f ? 0.0f : x; }
 
@@ -130,4 +141,31 @@ __device__ void column_sums_sync(int rows, int columns, Value value, Store store
         sums[i] = rows_sum_sync(sums[i]);
     }
     if (threadIdx.y == 0 && inside) store(column, sums);
+}
+
+// Adds to the 16 x 8 sums of a full warp the product of 16 x 16 and 16 x 8 factors in bf16, sums in f32.
+//
+// With `g = lane / 4` and `t = lane % 4`, a lane has the left factor's pairs of terms `t` and `t + 4` in rows `g` and `g + 8`
+// (`a`: by row, then by pair), the right one's in column `g` (`b`), and sums in rows `g` and `g + 8`, columns `2 t` and `2 t + 1`.
+__device__ inline void tensor_product_sync(const unsigned int (&a)[4], const unsigned int (&b)[2], float (&sums)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int pair = 0; pair < 8; pair++) {
+        unsigned int x[2], y[2];
+        for (int i = 0; i < 2; i++) {
+            x[i] = __shfl_sync(0xffffffffu, a[pair / 4 * 2 + i], g * 4 + pair % 4);
+            y[i] = __shfl_sync(0xffffffffu, b[pair / 4], (2 * t + i) * 4 + pair % 4);
+        }
+        // The lower half of a pair is its first term.
+        for (int i = 0; i < 4; i++) {
+            sums[i] += bits(x[i / 2] << 16) * bits(y[i % 2] << 16);
+            sums[i] += bits(x[i / 2] & 0xffff0000u) * bits(y[i % 2] & 0xffff0000u);
+        }
+    }
+#endif
 }

@@ -4,9 +4,25 @@ use std::sync::Arc;
 
 use crate::cluster::DeviceName;
 use crate::data::Batch;
-use crate::device::{Device, DeviceError, Done, Executable, Slab};
+use crate::device::{Device, DeviceError, Done, Executable, Feeds, Slab};
 use crate::model::Compiled;
 use crate::util::trace::Trace;
+
+/// The batch of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Batches<'a> {
+    /// Its own.
+    pub now: &'a Batch,
+    /// That of the tower's next call, where it is known.
+    pub next: Option<&'a Batch>,
+}
+
+impl<'a> Batches<'a> {
+    /// After which nothing is known.
+    pub fn only(now: &'a Batch) -> Self {
+        Self { now, next: None }
+    }
+}
 
 /// Forward, loss and backward of one batch.
 pub trait Tower: Send {
@@ -22,18 +38,28 @@ pub trait Tower: Send {
     fn gradients(
         &mut self,
         variables: &Slab,
-        batch: &Batch,
+        batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
         done: Done<'_>,
     ) -> Result<(), TowerError>;
 
+    /// Whether it makes use of [`Batches::next`].
+    fn fetches_ahead(&self) -> bool {
+        false
+    }
+
     /// The activations of the last observed batch, by layer.
     fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError>;
 
     /// Draws its operations in a lane from now on, where they are in this process.
     fn trace(&mut self, _trace: Arc<Trace>, _lane: &str) {}
+}
+
+/// As a program takes them.
+fn feeds(batch: &Batch) -> [&[f32]; 2] {
+    [&batch.features, &batch.labels]
 }
 
 /// What can go wrong in a tower.
@@ -52,6 +78,8 @@ pub struct LocalTower {
     train: Box<dyn Executable>,
     /// The same program with its activations kept, loaded when first asked for.
     observe: Option<Box<dyn Executable>>,
+    /// Whether the training program knows the batch of the next call already.
+    known: bool,
     device: Arc<dyn Device>,
     compiled: Arc<Compiled>,
 }
@@ -60,7 +88,7 @@ impl LocalTower {
     /// Loads the model's training program.
     pub fn new(device: Arc<dyn Device>, compiled: Arc<Compiled>) -> Result<Self, DeviceError> {
         let train = device.load(compiled.train(device.fusions()))?;
-        Ok(Self { train, observe: None, device, compiled })
+        Ok(Self { train, observe: None, known: false, device, compiled })
     }
 }
 
@@ -76,7 +104,7 @@ impl Tower for LocalTower {
     fn gradients(
         &mut self,
         variables: &Slab,
-        batch: &Batch,
+        batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
@@ -85,15 +113,29 @@ impl Tower for LocalTower {
         if observe && self.observe.is_none() {
             self.observe = Some(self.device.load(self.compiled.observe(self.device.fusions()))?);
         }
+        let ahead = self.device.fetches_ahead();
+        let (now, next) = (feeds(batches.now), batches.next.filter(|_| ahead).map(feeds));
         let program = match &mut self.observe {
-            Some(program) if observe => program,
-            _ => &mut self.train,
+            Some(program) if observe => {
+                self.known = false;
+                program.run(variables, Feeds::only(&now), Some(into), done)?;
+                program
+            }
+            _ => {
+                let known = std::mem::replace(&mut self.known, next.is_some());
+                let next = next.as_ref().map(|next| &next[..]);
+                self.train.run(variables, Feeds { now: &now, next, known }, Some(into), done)?;
+                &mut self.train
+            }
         };
-        program.run(variables, &[&batch.features, &batch.labels], Some(into), done)?;
         for (i, loss) in losses.iter_mut().enumerate() {
             program.fetch(i, std::slice::from_mut(loss))?;
         }
         Ok(())
+    }
+
+    fn fetches_ahead(&self) -> bool {
+        self.device.fetches_ahead()
     }
 
     fn trace(&mut self, trace: Arc<Trace>, lane: &str) {

@@ -14,7 +14,7 @@ use tftrain::device::cpu::CpuDevice;
 use tftrain::model::{Cifar, Compiled, compile};
 use tftrain::store::State;
 use tftrain::tensor::{HostTensor, Shape};
-use tftrain::tower::{LocalTower, Tower};
+use tftrain::tower::{Batches, LocalTower, Tower};
 use tftrain::train::{Part, Trainer, assemble};
 use tftrain::util::clock::{Clock, ManualClock};
 
@@ -101,7 +101,9 @@ fn first_step_has_tensorflows_activations_and_gradients() {
             assert!(told[at].replace(*value).is_none());
         }
     };
-    tower.gradients(&variables, &batch, true, &mut gradients, &mut losses, &mut done).unwrap();
+    tower
+        .gradients(&variables, Batches::only(&batch), true, &mut gradients, &mut losses, &mut done)
+        .unwrap();
     for row in compiled.table().rows() {
         let values = gradients.as_host().unwrap()[row.range()].iter().map(|v| Some(*v));
         assert!(values.eq(told[row.range()].iter().copied()), "{}", row.name);

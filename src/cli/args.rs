@@ -144,7 +144,7 @@ pub(crate) struct TrainArgs {
     /// How gradients are averaged: auto, cpu, nccl, none
     #[arg(long, value_name = "HOW")]
     pub(crate) reduce: Option<String>,
-    /// How products and convolutions compute: f32, bf16 on the CPU, tf32 on GPUs [f32]
+    /// How products and convolutions compute: f32, bf16, or tf32 on GPUs [f32]
     #[arg(long, value_name = "TYPE")]
     pub(crate) precision: Option<String>,
     /// Of all random numbers

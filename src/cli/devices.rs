@@ -44,6 +44,21 @@ pub(super) fn limit_instructions() -> Result<(), Usage> {
     Ok(())
 }
 
+/// Which GPUs reach each other, and how.
+fn links(gpus: u32) -> String {
+    let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
+    let line = |(from, to)| {
+        let peer = cuda::peer(from, to)?;
+        let words = match (peer.access, peer.atomics) {
+            (false, _) => "no peer access, copies go through the host".to_owned(),
+            (true, false) => format!("peer access, link of rank {}", peer.rank),
+            (true, true) => format!("peer access with atomics, link of rank {}", peer.rank),
+        };
+        Some(format!("/device:GPU:{from} -> /device:GPU:{to}: {words}\n"))
+    };
+    pairs.filter(|(from, to)| from != to).filter_map(line).collect()
+}
+
 /// The devices by their full names, then the CUDA libraries.
 pub(super) fn devices() -> Result<u8> {
     let cpu = DeviceName::local(DeviceKind::Cpu, 0);
@@ -61,8 +76,9 @@ pub(super) fn devices() -> Result<u8> {
                     stats::bytes(gpu.memory)
                 );
             }
+            text += &links(gpus.len() as u32);
         }
-        Err(reason) => text += &format!("no GPU: {reason}\n"),
+        Err(none) => text += &format!("no GPU: {}\n", none.reason),
     }
     let words = |present| if present { "found" } else { "not found" };
     for library in &found.libraries {

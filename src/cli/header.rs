@@ -1,7 +1,9 @@
 //! What a run prints before its first step: what runs where, and the placement log.
 
+use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{LearningRateConfig, RunConfig};
 use crate::data::Source;
+use crate::device::cuda;
 use crate::graph::Op;
 use crate::model::Compiled;
 use crate::train::Assembly;
@@ -17,6 +19,8 @@ pub(super) fn header(
     let table = compiled.table();
     let batch = config.data.batch_size;
     let devices: Vec<String> = assembly.towers.iter().map(ToString::to_string).collect();
+    let used: Vec<u32> = assembly.towers.iter().filter_map(gpu_number).collect();
+    let visible = cuda::probe().gpus.map_or(0, |gpus| gpus.len() as u32);
     let accumulate = match config.towers.accumulate {
         1 => String::new(),
         k => format!(" x {k} micro-batches"),
@@ -33,9 +37,16 @@ pub(super) fn header(
         ),
         (
             "Data",
-            format!("{} ({} training examples)", source.name(), stats::count(source.len() as u64)),
+            format!(
+                "{} ({} training examples{})",
+                source.name(),
+                stats::count(source.len() as u64),
+                if assembly.on_device { ", kept and distorted by the GPUs" } else { "" }
+            ),
         ),
         ("Towers", towers_words(&devices, &assembly.tower_words)),
+        ("Left", left_words(&used, visible)),
+        ("Peer access", cuda::topology(&used).unwrap_or_default()),
         ("Variables", assembly.store.to_owned()),
         ("Reduce", assembly.reducer.clone()),
         (
@@ -53,7 +64,21 @@ pub(super) fn header(
         ("Seed", config.seed.to_string()),
         ("Train dir", config.train.dir.clone()),
     ];
-    rows.iter().map(|(name, value)| format!("{:15}{value}\n", format!("{name}:"))).collect()
+    let rows = rows.iter().filter(|(_, value)| !value.is_empty());
+    rows.map(|(name, value)| format!("{:15}{value}\n", format!("{name}:"))).collect()
+}
+
+/// The number of a GPU of this process.
+fn gpu_number(device: &DeviceName) -> Option<u32> {
+    let ordinal = device.ordinal?;
+    (*device == DeviceName::local(DeviceKind::Gpu, ordinal)).then_some(ordinal)
+}
+
+/// The GPUs that no tower is on.
+fn left_words(used: &[u32], visible: u32) -> String {
+    let left = (0..visible).filter(|gpu| !used.contains(gpu));
+    let names = left.map(|gpu| format!("/device:GPU:{gpu}"));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 fn towers_words(devices: &[String], each: &str) -> String {

@@ -18,16 +18,12 @@ use super::exit::Usage;
 use super::output::{note, print};
 use super::{setup, train};
 use crate::cluster::{EVALUATOR, TaskId};
-use crate::config::{Layers, RunConfig};
-use crate::device::cuda;
-use crate::train::{computing_tasks, has_client};
+use crate::config::Layers;
+use crate::train::has_client;
 use crate::util::clock::{Clock, SystemClock};
 
 /// Tells a task that it was launched from here.
 const LAUNCHED: &str = "TFTRAIN_LAUNCHED";
-
-/// Tells a process which GPUs are there.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// How long children get to save after the first one failed or a signal came.
 const GRACE: Duration = Duration::from_secs(10);
@@ -61,50 +57,19 @@ pub(super) fn launch(args: &LaunchArgs) -> Result<u8> {
     let signal = train::signals()?;
     let (tell, told) = channel();
     let mut tasks = BTreeMap::new();
-    let gpus = shares_of_gpus(&config);
     for (task, _) in all {
-        let child = start(&task, args, &gpus, 0, &tell)?;
+        let child = start(&task, args, 0, &tell)?;
         tasks.insert(task, Task { child, restarts: 0 });
     }
-    let code = supervise(&mut tasks, args, &gpus, &tell, &told, &signal)?;
+    let code = supervise(&mut tasks, args, &tell, &told, &signal)?;
     Ok(code)
 }
 
-/// GPUs by task, as `CUDA_VISIBLE_DEVICES` lists them.
-type Shares = BTreeMap<TaskId, String>;
-
-/// GPUs of its own for each task that computes on GPUs; nothing where they are not enough for that, so that tasks share them.
-fn shares_of_gpus(config: &RunConfig) -> Shares {
-    let each = config.towers.gpus().len();
-    if each == 0 || config.towers.gpu_indices.is_some() {
-        return Shares::new();
-    }
-    let visible: Vec<String> = match std::env::var_os(VISIBLE) {
-        Some(list) => list.to_string_lossy().split(',').map(|one| one.trim().to_owned()).collect(),
-        None => {
-            let found = cuda::probe().gpus.map_or(0, |gpus| gpus.len());
-            (0..found).map(|i| i.to_string()).collect()
-        }
-    };
-    let tasks = computing_tasks(config, &config.cluster.jobs);
-    if visible.len() < each * tasks.len() {
-        return Shares::new();
-    }
-    tasks.into_iter().zip(visible.chunks(each).map(|own| own.join(","))).collect()
-}
-
-fn start(
-    task: &TaskId,
-    args: &LaunchArgs,
-    gpus: &Shares,
-    restarts: u32,
-    tell: &Sender<Line>,
-) -> Result<Child> {
+fn start(task: &TaskId, args: &LaunchArgs, restarts: u32, tell: &Sender<Line>) -> Result<Child> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(program)
         .args(arguments(task, args, restarts))
         .env(LAUNCHED, "1")
-        .envs(gpus.get(task).map(|own| (VISIBLE, own)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -164,7 +129,6 @@ fn follow(task: TaskId, pipe: impl Read + Send + 'static, tell: Sender<Line>) {
 fn supervise(
     tasks: &mut BTreeMap<TaskId, Task>,
     args: &LaunchArgs,
-    gpus: &Shares,
     tell: &Sender<Line>,
     told: &Receiver<Line>,
     signal: &Arc<AtomicUsize>,
@@ -197,7 +161,7 @@ fn supervise(
             if ending.is_none() && restarts < args.restart {
                 note(&format!("[launch] restarting {task}, {} of {}", restarts + 1, args.restart));
                 let restarts = restarts + 1;
-                let child = start(&task, args, gpus, restarts, tell)?;
+                let child = start(&task, args, restarts, tell)?;
                 tasks.insert(task, Task { child, restarts });
                 continue;
             }

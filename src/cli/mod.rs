@@ -10,6 +10,7 @@ mod devices;
 mod eval;
 mod exit;
 mod feeds;
+mod gpus;
 mod header;
 mod inspect;
 mod launch;

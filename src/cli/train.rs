@@ -13,11 +13,9 @@ use super::exit::{Refused, Usage};
 use super::output::note;
 use super::run::Run;
 use super::serve::Serve;
-use super::{cluster, eval, launch, sessions, setup};
-use crate::config::{Layers, Origin, Resolved, TowerDevices, differences};
+use super::{cluster, eval, gpus, launch, sessions, setup};
+use crate::config::{Layers, Resolved, differences};
 use crate::data::Split;
-use crate::device::DeviceError;
-use crate::device::cuda;
 use crate::io::{OpenMode, RUN_FILE, TrainDir};
 use crate::model::compile;
 use crate::train::{Duty, duty, settle_mode};
@@ -53,7 +51,7 @@ fn start(
         return sessions::serve(&resolved.config, place, &args.cluster, &*clock, &signal);
     }
     if duty.as_ref().is_none_or(Duty::computes) {
-        place_towers(&mut resolved, soft)?;
+        gpus::place_towers(&mut resolved, soft, place.as_ref())?;
     }
     let config = &resolved.config;
     let model = setup::model(config);
@@ -158,31 +156,6 @@ fn layered(mut layers: Layers, file: Option<&Path>, args: &TrainArgs) -> Result<
         layers = setup::with_file(layers, path)?;
     }
     setup::with_flags(layers, args)
-}
-
-/// Answers a request for GPUs: an error, or CPU towers where that is allowed.
-fn place_towers(resolved: &mut Resolved, allowed: bool) -> Result<()> {
-    let TowerDevices::Gpus(asked) = resolved.config.towers.devices else { return Ok(()) };
-    let Some(reason) = cuda::probe().lack(&resolved.config.towers.gpus()) else { return Ok(()) };
-    if !allowed {
-        return Err(DeviceError::Absent {
-            asked: format!("{asked} GPUs were asked for"),
-            reason: format!(
-                "{reason}; use --num-towers {asked} for CPU towers, or --allow-soft-placement"
-            ),
-        }
-        .into());
-    }
-    note(&format!(
-        "WARNING: --allow-soft-placement: {asked} GPU towers run on the CPU, since {reason}"
-    ));
-    resolved.config.towers.devices = TowerDevices::Cpus(asked);
-    resolved.config.towers.gpu_indices = None;
-    resolved.origins.remove("towers.gpus");
-    resolved.origins.remove("towers.gpu_indices");
-    let flag = Origin::Flag("--allow-soft-placement".to_owned());
-    resolved.origins.insert("towers.cpus".to_owned(), flag);
-    Ok(())
 }
 
 /// A number that becomes that of the first signal; a second signal ends the process at once, which loses nothing that

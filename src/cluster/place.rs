@@ -29,6 +29,8 @@ pub struct Place {
     pub task: TaskId,
     /// What came from where, as `worker from TF_CONFIG`.
     pub sources: Vec<String>,
+    /// Its number among the processes of this host, where a launcher says so.
+    pub local_rank: Option<u32>,
 }
 
 impl Place {
@@ -85,6 +87,7 @@ impl Place {
         if !flags.client && spec.training_tasks().is_empty() && !spec.ps_tasks().is_empty() {
             return Err(ClusterError::NoWorkers);
         }
+        let local_rank = launched.as_ref().and_then(|found| found.local_rank);
         if let Some(found) = launched {
             claim = with_rank(claim, &found, &spec, &sources.join(", "))?;
         }
@@ -96,12 +99,24 @@ impl Place {
         let from = claim.from();
         let from = if from.is_empty() { otherwise } else { &from };
         sources.push(format!("{task} from {from}"));
-        Ok(Some(Self { spec, task, sources }))
+        Ok(Some(Self { spec, task, sources, local_rank }))
+    }
+
+    /// This task's number among those of `tasks` that share its host, and how many these are.
+    pub fn on_host(&self, tasks: &[TaskId]) -> (usize, usize) {
+        let host = |task: &TaskId| {
+            let address = self.spec.address(task).unwrap_or_default();
+            address.rsplit_once(':').map_or(address, |(host, _)| host).to_owned()
+        };
+        let own = host(&self.task);
+        let here: Vec<&TaskId> = tasks.iter().filter(|task| host(task) == own).collect();
+        let rank = here.iter().position(|task| **task == self.task);
+        (rank.unwrap_or(0), here.len().max(1))
     }
 
     /// Lines that tell the user what was understood, and from where; `duty` says what this task does.
     pub fn describe(&self, duty: &str) -> Vec<String> {
-        let Self { spec, task, sources } = self;
+        let Self { spec, task, sources, .. } = self;
         let mut own = format!("task {task}, {duty}");
         own += &spec.address(task).map_or(String::new(), |address| format!(", at {address}"));
         let mut lines = vec![own];

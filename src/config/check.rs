@@ -2,6 +2,7 @@
 
 use super::choice::{DataName, Engine, ModelName, Precision, Reduce, VariablePlacement, Wire};
 use super::error::ConfigError;
+use super::origin::Origin;
 use super::schedule::LearningRateConfig;
 use super::schema::RunConfig;
 use super::settings::Settings;
@@ -13,6 +14,8 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
     let replicated = config.variables == VariablePlacement::Replicated;
     let gpus = matches!(towers.devices, TowerDevices::Gpus(_));
     let devices = if gpus { "towers.gpus" } else { "towers.cpus" };
+    // Where nobody chose, the machine decides later.
+    let cpus = !gpus && settings.get(devices).is_none_or(|s| s.origin != Origin::Default);
 
     let rules = [
         (
@@ -52,13 +55,13 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
             "several towers can only share `variables: cpu` if their gradients are averaged",
         ),
         (
-            config.reduce == Reduce::Nccl && !gpus,
+            config.reduce == Reduce::Nccl && cpus,
             "reduce",
             devices,
             "nccl averages between gpus only",
         ),
         (
-            config.cluster.engine == Engine::Nccl && !gpus,
+            config.cluster.engine == Engine::Nccl && cpus,
             "cluster.engine",
             devices,
             "nccl averages between gpus only",
@@ -91,7 +94,7 @@ pub(crate) fn check(config: &RunConfig, settings: &Settings) -> Result<(), Confi
             "each tower has one gpu",
         ),
         (
-            config.precision == Precision::Tf32 && !gpus,
+            config.precision == Precision::Tf32 && cpus,
             "precision",
             devices,
             "tf32 is a way of gpus to multiply",

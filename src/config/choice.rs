@@ -166,6 +166,18 @@ choice! {
 }
 
 choice! {
+    /// Whether GPUs keep the pictures that they learn from, and distort them.
+    OnDevice {
+        /// Where the pictures take less than a quarter of each GPU's free memory.
+        Auto = "auto",
+        /// It is an error where they do not fit.
+        Always = "always",
+        /// The CPU distorts.
+        Never = "never",
+    }
+}
+
+choice! {
     /// Who carries gradients between the workers of a collective.
     Engine {
         /// NCCL where every worker's towers are GPUs of their own and all have NCCL, else this program.

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use serde_json::Value;
 
 use super::choice::{
-    CheckpointFormat, ClusterMode, Convolution, DataName, Engine, Exchange, ModelName,
+    CheckpointFormat, ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OnDevice,
     OptimizerName, Placement, Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 use super::kind::{Kind, NOT_NEGATIVE, POSITIVE};
@@ -102,6 +102,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("data.batch_size", COUNT),
     key("data.threads", FEW),
     key("data.examples", FROM_ONE).nullable().only("data.name", &["synthetic", "line"]),
+    key("data.on_device", Kind::Choice(OnDevice::NAMES)),
     key("optimizer.name", Kind::Choice(OptimizerName::NAMES)),
     key("optimizer.momentum", Kind::Real((Bound::Included(0.0), Bound::Excluded(1.0))))
         .only("optimizer.name", &["momentum"]),
@@ -234,7 +235,10 @@ mod tests {
 
     #[test]
     fn sections_list_their_children_once() {
-        assert_eq!(children("data"), ["name", "dir", "batch_size", "threads", "examples"]);
+        assert_eq!(
+            children("data"),
+            ["name", "dir", "batch_size", "threads", "examples", "on_device"]
+        );
         assert_eq!(children("train").last(), Some(&"checkpoint"));
         let top = children("");
         assert_eq!(top.len(), top.iter().collect::<BTreeSet<_>>().len());

@@ -25,7 +25,7 @@ mod towers;
 mod tree;
 
 pub use choice::{
-    CheckpointFormat, ClusterMode, Convolution, DataName, Engine, Exchange, ModelName,
+    CheckpointFormat, ClusterMode, Convolution, DataName, Engine, Exchange, ModelName, OnDevice,
     OptimizerName, Placement, Precision, Reduce, ScheduleName, VariablePlacement, Wire,
 };
 pub use cluster::{ClusterConfig, TlsConfig};

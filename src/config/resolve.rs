@@ -10,6 +10,7 @@ use super::key::{KEYS, Key};
 use super::origin::Origin;
 use super::schema::RunConfig;
 use super::settings::{Setting, Settings};
+use super::towers::TowerDevices;
 
 /// A usable configuration and where each value came from.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,41 @@ pub struct Resolved {
     pub config: RunConfig,
     /// The origin of every value, by dotted key.
     pub origins: BTreeMap<String, Origin>,
+}
+
+impl Resolved {
+    /// Whether nobody said which devices the towers are on.
+    pub fn leaves_towers_open(&self) -> bool {
+        self.origins.get("towers.cpus") == Some(&Origin::Default)
+    }
+
+    /// The towers are on these devices, as `origin` says.
+    ///
+    /// # Errors
+    /// [`ConfigError::Contradiction`] where another setting does not go with them.
+    pub fn place_towers(
+        &mut self,
+        devices: TowerDevices,
+        origin: Origin,
+    ) -> Result<(), ConfigError> {
+        self.config.towers.devices = devices;
+        self.config.towers.gpu_indices = None;
+        ["towers.gpus", "towers.cpus", "towers.gpu_indices"].iter().for_each(|key| {
+            self.origins.remove(*key);
+        });
+        let key = match devices {
+            TowerDevices::Gpus(_) => "towers.gpus",
+            TowerDevices::Cpus(_) => "towers.cpus",
+        };
+        self.origins.insert(key.to_owned(), origin);
+        let mut all = Settings::new();
+        for (name, value) in flat(&self.config) {
+            let Some(key) = Key::find(&name) else { continue };
+            let origin = self.origins.get(&name).cloned().unwrap_or(Origin::Default);
+            all.insert(key.name, Setting { key, value, origin });
+        }
+        check(&self.config, &all)
+    }
 }
 
 /// Resolves layers given lowest first.

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    CheckpointFormat, Convolution, DataName, ModelName, Precision, Reduce, VariablePlacement,
+    CheckpointFormat, Convolution, DataName, ModelName, OnDevice, Precision, Reduce,
+    VariablePlacement,
 };
 use super::cluster::ClusterConfig;
 use super::error::ConfigError;
@@ -82,6 +83,9 @@ pub struct DataConfig {
     /// [`DataConfig::DEFAULT_EXAMPLES`].
     #[serde(default)]
     pub examples: Option<u64>,
+    /// Whether GPUs keep the pictures and distort them.
+    #[serde(default = "default_on_device")]
+    pub on_device: OnDevice,
 }
 
 impl DataConfig {
@@ -211,6 +215,10 @@ fn default_seed() -> u64 {
 
 fn default_batch_size() -> usize {
     128
+}
+
+fn default_on_device() -> OnDevice {
+    OnDevice::Auto
 }
 
 fn default_data_threads() -> usize {

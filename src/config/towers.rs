@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 pub struct TowersConfig {
     /// Kind and number.
     pub devices: TowerDevices,
-    /// Which GPUs, by their numbers among the visible ones, a tower on each in this order; `None` = the first ones.
+    /// Which GPUs, by their numbers among the visible ones, a tower on each in this order, also several; `None` = the first ones.
     pub gpu_indices: Option<Vec<u32>>,
+    /// The number of the first of them where no indices are given. No setting: other processes of the host have those before.
+    pub first_gpu: u32,
     /// Micro-batches each tower averages per step, at least 1.
     pub accumulate: usize,
     /// CPU threads of all towers together; `None` = all cores.
@@ -33,7 +35,7 @@ impl TowersConfig {
         match (&self.devices, &self.gpu_indices) {
             (TowerDevices::Cpus(_), _) => Vec::new(),
             (TowerDevices::Gpus(_), Some(indices)) => indices.clone(),
-            (TowerDevices::Gpus(count), None) => (0..*count as u32).collect(),
+            (TowerDevices::Gpus(count), None) => (self.first_gpu..).take(*count).collect(),
         }
     }
 
@@ -50,6 +52,7 @@ impl Default for TowersConfig {
         Self {
             devices: TowerDevices::Cpus(1),
             gpu_indices: None,
+            first_gpu: 0,
             accumulate: 1,
             threads: None,
             asynchronous: false,
@@ -90,7 +93,7 @@ impl TryFrom<Fields> for TowersConfig {
             (Some(_), Some(_)) => return Err("towers are either gpus or cpus"),
         };
         let Fields { gpu_indices, accumulate, threads, asynchronous, .. } = fields;
-        Ok(Self { devices, gpu_indices, accumulate, threads, asynchronous })
+        Ok(Self { devices, gpu_indices, first_gpu: 0, accumulate, threads, asynchronous })
     }
 }
 

@@ -147,7 +147,73 @@ impl Augmented {
     }
 }
 
+/// The examples of [`Augmented`] as draws: for each, [`Drawn::LEN`] floats in place of its features.
+#[derive(Clone)]
+pub struct Drawn {
+    pictures: Arc<Pictures>,
+    seed: u64,
+}
+
+impl Drawn {
+    /// The picture's number, the crop's first row and column, whether it is flipped, the contrast. Brightness changes nothing.
+    pub const LEN: usize = 5;
+    /// f32 holds numbers of pictures below it exactly.
+    const MOST: usize = 1 << 24;
+
+    /// The pictures that are drawn from.
+    pub fn pictures(&self) -> &Pictures {
+        &self.pictures
+    }
+}
+
+impl Source for Drawn {
+    fn name(&self) -> &str {
+        self.pictures.name()
+    }
+
+    fn len(&self) -> usize {
+        self.pictures.len()
+    }
+
+    fn classes(&self) -> &[String] {
+        self.pictures.classes()
+    }
+
+    fn feature_shape(&self) -> Shape {
+        [Self::LEN].into()
+    }
+
+    fn unfolded(&self, features: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; features.len() / Self::LEN * VALUES];
+        for (drawn, out) in features.chunks_exact(Self::LEN).zip(out.chunks_exact_mut(VALUES)) {
+            let crop = [drawn[1] as usize, drawn[2] as usize];
+            let draw = Draw { crop, flip: drawn[3] != 0.0, brightness: 0.0, contrast: drawn[4] };
+            let index = (drawn[0] as usize).min(self.pictures.len() - 1);
+            distort(self.pictures.planes(index), draw, out);
+        }
+        out
+    }
+
+    fn write(&self, epoch: u64, index: usize, features: &mut [f32]) -> f32 {
+        let mut stream = Stream::new(self.seed, Purpose::Augment, example_index(epoch, index));
+        let Draw { crop: [top, left], flip, contrast, .. } = Draw::random(&mut stream);
+        features.copy_from_slice(&[
+            index as f32,
+            top as f32,
+            left as f32,
+            f32::from(u8::from(flip)),
+            contrast,
+        ]);
+        f32::from(self.pictures.label(index))
+    }
+}
+
 impl Source for Augmented {
+    fn drawn(&self) -> Option<Drawn> {
+        let Self { pictures, seed } = self;
+        (pictures.len() < Drawn::MOST).then(|| Drawn { pictures: pictures.clone(), seed: *seed })
+    }
+
     fn name(&self) -> &str {
         self.pictures.name()
     }
@@ -332,6 +398,20 @@ mod tests {
         let label = Central::new(pictures.clone()).write(5, 3, &mut centre);
         assert_eq!(label, f32::from(pictures.label(3)));
         assert!(farthest(&centre, &plain(pictures.planes(3), Draw::CENTRAL)) < 1e-5);
+    }
+
+    #[test]
+    fn draws_unfold_to_the_same_examples() {
+        let pictures = Arc::new(crate::data::pictures(crate::data::Split::Train, 20, 1));
+        let augmented = Augmented::new(pictures, 3);
+        let drawn = augmented.drawn().unwrap();
+        for (epoch, index) in [(0, 0), (1, 19), (7, 4)] {
+            let (mut whole, mut short) = (vec![0.0; VALUES], vec![0.0; Drawn::LEN]);
+            let labels =
+                (augmented.write(epoch, index, &mut whole), drawn.write(epoch, index, &mut short));
+            assert_eq!(labels.0, labels.1);
+            assert_eq!(drawn.unfolded(&short), whole);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod synthetic;
 use crate::tensor::Shape;
 
 pub use archive::{ArchiveInfo, unpack};
-pub use augment::{Augmented, CROP, Central, Draw, distort};
+pub use augment::{Augmented, CROP, Central, Draw, Drawn, distort};
 pub use cifar::{CifarSet, Split, load, load_file};
 pub use digest::Digest;
 pub use distortion::Distortion;
@@ -61,6 +61,16 @@ pub trait Source: Send + Sync {
 
     /// The shape of one example's features.
     fn feature_shape(&self) -> Shape;
+
+    /// The same examples as draws of pictures, for a device that distorts them itself; `None` where they are none.
+    fn drawn(&self) -> Option<Drawn> {
+        None
+    }
+
+    /// What a model reads for the features of these examples: others than were written where a device makes them.
+    fn unfolded(&self, features: &[f32]) -> Vec<f32> {
+        features.to_vec()
+    }
 
     /// Writes the features of example `index`, as it looks in `epoch`, and returns its label.
     ///

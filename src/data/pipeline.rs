@@ -79,6 +79,7 @@ impl PipelineSpec {
 pub struct InputPipeline {
     spec: PipelineSpec,
     source_name: String,
+    source: Arc<dyn Source>,
     queues: Vec<Receiver<Result<Batch, DataError>>>,
     threads: Vec<JoinHandle<()>>,
     spares: Arc<Spares>,
@@ -100,6 +101,7 @@ impl InputPipeline {
         let mut pipeline = Self {
             spec,
             source_name: source.name().to_owned(),
+            source: source.clone(),
             queues: Vec::with_capacity(spec.threads),
             threads: Vec::with_capacity(spec.threads),
             spares: spares.clone(),
@@ -148,6 +150,11 @@ impl InputPipeline {
     /// Takes back a batch that is done with, for its memory.
     pub fn recycle(&mut self, batch: Batch) {
         self.spares.put(batch);
+    }
+
+    /// The features of a batch as a model reads them.
+    pub fn features(&self, batch: &Batch) -> Vec<f32> {
+        self.source.unfolded(&batch.features)
     }
 
     /// The position of the next batch: what a checkpoint stores to continue from here.

@@ -21,6 +21,10 @@ use crate::optim::UpdateRule;
 use crate::util::stats;
 use crate::util::trace::Trace;
 
+/// Floats that say which of the pictures that a device keeps is fed, and how it is distorted: its number, the crop's first row and
+/// column, whether it is flipped, the contrast.
+pub const DRAW: usize = 5;
+
 /// One place that holds slabs and runs programs.
 pub trait Device: Send + Sync {
     /// Its full name.
@@ -29,6 +33,15 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
     /// A slab of zeros.
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError>;
+    /// Whether it makes use of [`Feeds::next`].
+    fn fetches_ahead(&self) -> bool {
+        false
+    }
+    /// Keeps pictures of 32 x 32 x 3 bytes in planes, where the device distorts them itself and they take less than `share` of its
+    /// free memory: from then on, the first feed of its programs may be [`DRAW`] floats per picture. Says whether it does.
+    fn keep_pictures(&self, _pictures: &[&[u8]], _share: f64) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
     /// What lowering may fuse for its programs.
     fn fusions(&self) -> Fusions {
         Fusions::default()
@@ -71,13 +84,31 @@ pub struct UpdateSlabs<'a> {
 /// computed. A GPU tells of all when the step is over, and of none where the slab is its own.
 pub type Done<'a> = &'a mut (dyn FnMut(Range<usize>, &[f32]) + Send);
 
+/// What is fed to a program. A feed has as many floats as its placeholder, or is [`Device::keep_pictures`]'s short form of that.
+#[derive(Clone, Copy, Debug)]
+pub struct Feeds<'a> {
+    /// Of this run.
+    pub now: &'a [&'a [f32]],
+    /// Of the run after it, where they are known: a GPU fetches them while it computes.
+    pub next: Option<&'a [&'a [f32]]>,
+    /// Whether `now` was the `next` of the last run.
+    pub known: bool,
+}
+
+impl<'a> Feeds<'a> {
+    /// Of a run after which nothing is known.
+    pub fn only(now: &'a [&'a [f32]]) -> Self {
+        Self { now, next: None, known: false }
+    }
+}
+
 /// A program bound to a device.
 pub trait Executable: Send {
     /// Runs once. `gradients` is there exactly when the program computes them; `done` hears of every row of them once.
     fn run(
         &mut self,
         variables: &Slab,
-        feeds: &[&[f32]],
+        feeds: Feeds<'_>,
         gradients: Option<&mut Slab>,
         done: Done<'_>,
     ) -> Result<(), DeviceError>;

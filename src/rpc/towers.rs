@@ -21,7 +21,7 @@ use super::{RpcError, Runtime};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 use crate::data::Batch;
 use crate::device::{DeviceError, Done, Slab};
-use crate::tower::{Tower, TowerError};
+use crate::tower::{Batches, Tower, TowerError};
 
 /// The exit code of a run whose device failed.
 const DEVICE: u8 = 9;
@@ -60,7 +60,14 @@ impl Served {
         self.batch.features.copy_from_slice(features);
         self.batch.labels.copy_from_slice(labels);
         let Self { tower, variables, batch, gradients, losses, .. } = self;
-        tower.gradients(variables, batch, observe, gradients, losses, &mut |_, _| ())?;
+        tower.gradients(
+            variables,
+            Batches::only(batch),
+            observe,
+            gradients,
+            losses,
+            &mut |_, _| (),
+        )?;
         let len = self.gradients.len();
         Ok(self.gradients.read(0..len, self.answer.memory(len))?)
     }
@@ -213,7 +220,7 @@ impl Tower for RemoteTower {
     fn gradients(
         &mut self,
         variables: &Slab,
-        batch: &Batch,
+        batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
         losses: &mut [f32],
@@ -225,7 +232,8 @@ impl Tower for RemoteTower {
             reason: in_host.to_owned(),
         };
         let into = into.as_host_mut().ok_or_else(on_host)?;
-        let parts = [variables.as_host().ok_or_else(on_host)?, &batch.features, &batch.labels];
+        let parts =
+            [variables.as_host().ok_or_else(on_host)?, &batches.now.features, &batches.now.labels];
         let mut packed = self.packed.memory(parts.iter().map(|part| part.len()).sum());
         for part in parts {
             let (own, rest) = packed.split_at_mut(part.len());

@@ -207,7 +207,7 @@ mod tests {
         config.cluster.mode = serde_json::from_value(mode.into()).unwrap();
         config.cluster.wire = wire;
         let (spec, task): (ClusterSpec, TaskId) = (cluster.parse().unwrap(), task.parse().unwrap());
-        let place = Place { spec, task, sources: Vec::new() };
+        let place = Place { spec, task, sources: Vec::new(), local_rank: None };
         let duty = duty(&config, &place).map_err(|error| error.to_string())?;
         Ok(duty.describe(&place.task))
     }

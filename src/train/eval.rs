@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::data::Source;
-use crate::device::{Device, Executable, Slab};
+use crate::device::{Device, Executable, Feeds, Slab};
 use crate::model::{Model, compile};
 use crate::store::State;
 
@@ -148,7 +148,8 @@ impl Evaluator {
     fn run(&mut self) -> Result<()> {
         // A forward program has no use for labels, but the feed has its place.
         let labels = &self.logits[..self.batch];
-        self.program.run(&self.variables, &[&self.features, labels], None, &mut |_, _| ())?;
+        let feeds = [&self.features[..], labels];
+        self.program.run(&self.variables, Feeds::only(&feeds), None, &mut |_, _| ())?;
         Ok(self.program.fetch(0, &mut self.logits)?)
     }
 }

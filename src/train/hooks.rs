@@ -153,7 +153,7 @@ impl Hook for SummaryHook {
                 activations: trainer.activations()?,
                 gradients: trainer.gradients()?,
                 variables: trainer.snapshot()?.tensors,
-                features: trainer.batch().features.clone(),
+                features: trainer.features(),
             };
             tell(&Happening::Summary(&summary))?;
         }

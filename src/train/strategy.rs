@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::optimizer::{rule, schedule};
 use super::reducer::{Averaging, Gradients};
-use super::trainer::Trainer;
+use super::trainer::{Ahead, Trainer};
 use crate::cluster::{DeviceKind, DeviceName};
 use crate::config::{
-    ClusterMode, Convolution, Precision, RunConfig, TowerDevices, VariablePlacement,
+    ClusterMode, Convolution, OnDevice, Precision, RunConfig, TowerDevices, VariablePlacement,
 };
-use crate::data::{InputPipeline, PipelineSpec, Source};
+use crate::data::{Drawn, InputPipeline, PipelineSpec, Source};
 use crate::device::cpu::bf16::Unit;
 use crate::device::cpu::{self, ConvAlgorithm, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
-use crate::device::{Device, DeviceError};
+use crate::device::{DRAW, Device, DeviceError};
 use crate::model::Compiled;
 use crate::reduce::{Link, SEGMENT};
 use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, VariableStore};
@@ -37,6 +37,8 @@ pub struct Assembly {
     pub reducer: String,
     /// Examples of one update.
     pub global_batch: usize,
+    /// Whether GPUs keep the data and distort it.
+    pub on_device: bool,
     /// What one tower computes with, in words.
     pub tower_words: String,
     /// Gradients meet and variables change here.
@@ -119,13 +121,38 @@ fn gpus(config: &RunConfig) -> Result<Vec<Arc<dyn Device>>> {
     let precision = match config.precision {
         Precision::Tf32 => cuda::Precision::Tf32,
         Precision::F32 => cuda::Precision::F32,
-        Precision::Bf16 => bail!(DeviceError::Absent {
-            asked: "precision: bf16".to_owned(),
-            reason: "GPU towers compute in f32 or tf32 so far; use --precision tf32".to_owned(),
-        }),
+        Precision::Bf16 => cuda::Precision::Bf16,
     };
     let open = |i| Ok(Arc::new(CudaDevice::new(i, precision)?) as Arc<dyn Device>);
     config.towers.gpus().into_iter().map(open).collect()
+}
+
+/// Where GPUs keep the pictures of `source` and distort them: then what says how, in place of the source.
+fn on_gpus(
+    config: &RunConfig,
+    devices: &[Arc<dyn Device>],
+    source: &Arc<dyn Source>,
+) -> Result<Option<Arc<dyn Source>>> {
+    const _: () = assert!(DRAW == Drawn::LEN);
+    let share = match (config.data.on_device, config.towers.devices) {
+        (OnDevice::Never, _) | (_, TowerDevices::Cpus(_)) => return Ok(None),
+        (OnDevice::Auto, TowerDevices::Gpus(_)) => 0.25,
+        (OnDevice::Always, TowerDevices::Gpus(_)) => 1.0,
+    };
+    let Some(drawn) = source.drawn().filter(|_| !devices.is_empty()) else { return Ok(None) };
+    let pictures = drawn.pictures();
+    let planes: Vec<&[u8]> = (0..pictures.len()).map(|i| pictures.planes(i)).collect();
+    for device in devices {
+        if !device.keep_pictures(&planes, share)? {
+            let asked = "data.on_device: always".to_owned();
+            let reason = format!("the pictures do not fit into the memory of {}", device.name());
+            return match config.data.on_device {
+                OnDevice::Always => Err(DeviceError::Absent { asked, reason }.into()),
+                OnDevice::Auto | OnDevice::Never => Ok(None),
+            };
+        }
+    }
+    Ok(Some(Arc::new(drawn)))
 }
 
 /// Micro-batches behind one update, over all workers whose gradients are in it.
@@ -177,6 +204,9 @@ pub fn assemble(
         TowerDevices::Gpus(_) => devices.first().unwrap_or(&host).clone(),
         TowerDevices::Cpus(_) => host.clone(),
     };
+    let drawn = on_gpus(config, &devices, source)?;
+    let on_device = drawn.is_some();
+    let source = drawn.as_ref().unwrap_or(source);
     let n_towers = towers.len();
     let names = towers.iter().map(|tower| tower.device().clone()).collect();
     let tower_words = towers.first().map(|tower| tower.describe()).unwrap_or_default();
@@ -267,6 +297,7 @@ pub fn assemble(
         store,
         reducer,
         global_batch: config.data.batch_size * micro_batches_per_update(config, workers),
+        on_device,
         tower_words,
         host,
         evaluation,
@@ -357,6 +388,10 @@ impl Build<'_> {
             depth: 2 * n_batches,
         };
         let input = InputPipeline::start(self.source.clone(), spec)?;
+        let ahead = match towers.iter().any(|tower| tower.fetches_ahead()) {
+            true => Ahead::Known(Vec::new(), input.position()),
+            false => Ahead::Unknown,
+        };
         let drivers = match towers.len() {
             1 => None,
             n => {
@@ -381,6 +416,7 @@ impl Build<'_> {
             drivers,
             batch_size: config.data.batch_size,
             batches: vec![Default::default(); n_batches],
+            ahead,
             grads,
             losses: vec![0.0; n_batches * n_losses],
             mean_losses: vec![0.0; n_losses],

@@ -12,7 +12,7 @@ use crate::device::Slab;
 use crate::graph::{Role, VarTable};
 use crate::reduce::GradientReducer;
 use crate::store::{Contribution, State, VariableStore};
-use crate::tower::Tower;
+use crate::tower::{Batches, Tower};
 use crate::util::clock::Clock;
 use crate::util::trace::Trace;
 
@@ -36,10 +36,22 @@ pub struct Trainer {
     pub(super) batch_size: usize,
     /// One per micro-batch, those of a tower next to each other; so are the gradients and losses.
     pub(super) batches: Vec<Batch>,
+    /// Those of the next step, where towers fetch them while they compute.
+    pub(super) ahead: Ahead,
     pub(super) grads: Vec<Slab>,
     pub(super) losses: Vec<f32>,
     /// Means of the losses over all micro-batches of the last step.
     pub(super) mean_losses: Vec<f64>,
+}
+
+/// The batches of the next step.
+#[derive(Default)]
+pub(super) enum Ahead {
+    /// They are not asked for before it begins.
+    #[default]
+    Unknown,
+    /// As many as those of a step, and the position of the first; none before the first step.
+    Known(Vec<Batch>, u64),
 }
 
 /// What a step did.
@@ -104,12 +116,7 @@ impl Trainer {
         let step = self.store.global_step();
         let (start, traced) = (self.clock.monotonic(), self.trace.as_ref().and_then(|t| t.start()));
         self.progress.enter(step, Phase::Input);
-        for batch in &mut self.batches {
-            self.input.recycle(std::mem::take(batch));
-        }
-        for batch in &mut self.batches {
-            *batch = self.input.next()?;
-        }
+        self.fetch()?;
         let (fed, traced) = (self.clock.monotonic(), self.lap(traced, "input"));
         self.progress.enter(step, Phase::Compute);
         self.compute(step, observe)?;
@@ -140,6 +147,29 @@ impl Trainer {
         })
     }
 
+    /// The batches of this step, and of the next one where that is wanted.
+    fn fetch(&mut self) -> Result<()> {
+        for batch in &mut self.batches {
+            self.input.recycle(std::mem::take(batch));
+        }
+        match &mut self.ahead {
+            Ahead::Known(next, _) if !next.is_empty() => std::mem::swap(&mut self.batches, next),
+            _ => {
+                for batch in &mut self.batches {
+                    *batch = self.input.next()?;
+                }
+            }
+        }
+        if let Ahead::Known(next, position) = &mut self.ahead {
+            *position = self.input.position();
+            next.clear();
+            for _ in 0..self.batches.len() {
+                next.push(self.input.next()?);
+            }
+        }
+        Ok(())
+    }
+
     /// Ends a span of this step's lane and begins the next.
     fn lap(&self, start: Option<Duration>, what: &str) -> Option<Duration> {
         let trace = self.trace.as_ref()?;
@@ -152,6 +182,10 @@ impl Trainer {
         let pulled = self.store.pull()?;
         let (sink, trace) = (self.reducer.begin(), self.trace.as_deref());
         let (n_micro, n_losses) = (self.grads.len() / self.towers.len(), self.loss_names.len());
+        let ahead = match &self.ahead {
+            Ahead::Known(next, _) => &next[..],
+            Ahead::Unknown => &[],
+        };
         let one = |i: usize,
                    tower: &mut Box<dyn Tower>,
                    grads: &mut [Slab],
@@ -162,6 +196,8 @@ impl Trainer {
             for (micro, ((into, batch), losses)) in micro_batches.enumerate() {
                 let mut done = |range, values: &_| sink.ready(i * n_micro + micro, range, values);
                 let start = trace.and_then(Trace::start);
+                let next = batches.get(micro + 1).or_else(|| ahead.get(i * n_micro));
+                let batch = Batches { now: batch, next };
                 tower
                     .gradients(pulled.replica(i), batch, observe && i == 0, into, losses, &mut done)
                     .with_context(|| format!("tower_{}", self.first_tower + i))?;
@@ -236,7 +272,10 @@ impl Trainer {
 
     /// Examples consumed since the start of training: where a restart goes on.
     pub fn position(&self) -> u64 {
-        self.input.position()
+        match self.ahead {
+            Ahead::Known(_, position) => position,
+            Ahead::Unknown => self.input.position(),
+        }
     }
 
     /// The layout of variables and gradients.
@@ -249,9 +288,9 @@ impl Trainer {
         self.loss_names.iter().map(String::as_str).zip(self.mean_losses.iter().copied())
     }
 
-    /// The last step's first batch.
-    pub fn batch(&self) -> &Batch {
-        &self.batches[0]
+    /// The features of the last step's first batch.
+    pub fn features(&self) -> Vec<f32> {
+        self.input.features(&self.batches[0])
     }
 
     /// Activations of tower 0 in the last observed step.

@@ -54,7 +54,11 @@ impl Trace {
     pub fn span(&self, start: Option<Duration>, lane: &str, name: impl FnOnce() -> String) {
         let Some(start) = start else { return };
         let took = self.clock.wall().saturating_sub(start);
-        let span = Span { name: name(), lane: lane.to_owned(), start, took };
+        self.add(Span { name: name(), lane: lane.to_owned(), start, took });
+    }
+
+    /// Something that was timed elsewhere.
+    pub fn add(&self, span: Span) {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 

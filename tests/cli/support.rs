@@ -75,7 +75,8 @@ impl Space {
     pub(crate) fn command(&self, args: &str) -> Command {
         let mut command = Command::new(program());
         command.args(args.split_whitespace()).current_dir(self.0.path()).env_remove("RUST_LOG");
-        command.stdin(Stdio::null());
+        // Whatever the machine has: tests of GPUs ask for them.
+        command.stdin(Stdio::null()).env("CUDA_VISIBLE_DEVICES", "");
         command
     }
 
@@ -93,7 +94,7 @@ impl Space {
     pub(crate) fn shell(&self, script: &str) -> Ended {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).env("TFTRAIN", program());
-        shell.env_remove("RUST_LOG").stdin(Stdio::null());
+        shell.env_remove("RUST_LOG").env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null());
         shell.current_dir(self.0.path()).output().unwrap().into()
     }
 

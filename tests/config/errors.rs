@@ -88,7 +88,7 @@ fn values_of_the_wrong_type_are_named_with_line_and_key() {
         ),
         (
             "data:\n",
-            "1: `data` must be a mapping of name, dir, batch_size, threads, examples, not null",
+            "1: `data` must be a mapping of name, dir, batch_size, threads, examples, on_device, not null",
         ),
         ("train: {dir: 2024}\n", "1: `train.dir` must be text that is not empty, not 2024"),
         ("train: {dir: ' '}\n", "1: `train.dir` must be text that is not empty, not \" \""),

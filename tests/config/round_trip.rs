@@ -22,6 +22,7 @@ data:
   batch_size: 32  # default
   threads: 1  # default
   examples: null  # default
+  on_device: auto  # default
 optimizer:
   name: sgd  # default
   clip: null  # default

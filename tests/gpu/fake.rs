@@ -92,6 +92,10 @@ pub(crate) fn on_gpus(command: &mut Command, count: usize, env: &[(&str, &str)])
         command.envs(env.iter().copied());
         return Some(());
     }
+    match std::env::var_os("CUDA_VISIBLE_DEVICES") {
+        Some(visible) => command.env("CUDA_VISIBLE_DEVICES", visible),
+        None => command.env_remove("CUDA_VISIBLE_DEVICES"),
+    };
     let own = env.iter().filter(|(name, _)| !name.starts_with("FAKE_CUDA_"));
     command.envs(own.copied());
     let found = tftrain::device::cuda::probe().gpus.map_or(0, |gpus| gpus.len());
@@ -102,9 +106,20 @@ pub(crate) fn on_gpus(command: &mut Command, count: usize, env: &[(&str, &str)])
     Some(())
 }
 
+/// AddressSanitizer for kernels, where `FAKE_CUDA_ASAN=1` asks for it: its library must be there before all others.
+fn with_sanitizer(command: &mut Command) {
+    if std::env::var_os("FAKE_CUDA_ASAN").is_none() {
+        return;
+    }
+    let found = Command::new("g++").arg("-print-file-name=libasan.so").output().unwrap();
+    command.env("LD_PRELOAD", String::from_utf8(found.stdout).unwrap().trim());
+    command.env("ASAN_OPTIONS", "detect_leaks=0:exitcode=77");
+}
+
 /// Lets a command find the stand-in, and nothing that the machine itself may have.
 pub(crate) fn with_libraries(command: &mut Command, libraries: &Path) {
     let kernels = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakecuda-kernels");
     command.env("LD_LIBRARY_PATH", libraries).env("FAKE_CUDA_CACHE", kernels);
     command.env_remove("CUDA_VISIBLE_DEVICES");
+    with_sanitizer(command);
 }

@@ -9,7 +9,7 @@ use tftrain::device::cpu::CpuDevice;
 use tftrain::device::cuda::{CudaDevice, Precision};
 use tftrain::graph::{Role, VarRow};
 use tftrain::model::{Cifar, Compiled, Model, Resnet, ResnetVersion, compile};
-use tftrain::tower::{LocalTower, Tower};
+use tftrain::tower::{Batches, LocalTower, Tower};
 
 use crate::cli::Space;
 use crate::fake::inside;
@@ -40,7 +40,14 @@ fn first_step(
     // The third run replays what the second has recorded.
     for _ in 0..3 {
         tower
-            .gradients(&variables, batch, false, &mut gradients, &mut losses, &mut |_, _| ())
+            .gradients(
+                &variables,
+                Batches::only(batch),
+                false,
+                &mut gradients,
+                &mut losses,
+                &mut |_, _| (),
+            )
             .unwrap();
     }
     let all = gradients.as_host().unwrap();

@@ -6,8 +6,10 @@
 mod errors;
 mod fake;
 mod golden;
+mod input;
 mod nccl;
 mod ops;
+mod placement;
 mod training;
 
 #[allow(dead_code, reason = "shared with the tests of the program as its users run it")]

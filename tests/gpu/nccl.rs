@@ -166,3 +166,19 @@ fn nccl_that_is_demanded_and_cannot_be_had_ends_all_with_9() {
         worker.ended().code(9).says(&["cluster.engine: nccl", "share a GPU"]);
     }
 }
+
+/// What is not a number ends both, whoever sees it first, and neither waits for the other.
+#[test]
+fn a_worker_that_diverges_ends_both_with_6() {
+    let space = Space::new();
+    two_workers(&space);
+    for (name, more) in [("nccl", ""), ("host", "--reduce cpu"), ("own", "--variables replicated")]
+    {
+        let flags = format!("--max-steps 50 --learning-rate 1e30 {more} --train-dir {name}");
+        let start = |index, gpus| worker(&space, index, gpus, &flags);
+        let (Some(first), Some(second)) = (start(0, "0,1"), start(1, "2,3")) else { return };
+        for worker in [first, second] {
+            worker.ended().code(6).says(&["diverged with loss"]);
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Every operation on a GPU: against TensorFlow's recorded values, and against the CPU.
 
-use tftrain::device::cpu::CpuDevice;
+use tftrain::device::cpu::bf16::Unit;
+use tftrain::device::cpu::{self, CpuDevice};
 use tftrain::device::cuda::{CudaDevice, Precision};
 use tftrain::device::{Device, Slab, Update, UpdateSlabs};
 use tftrain::graph::{Builder, NodeId, Op};
@@ -32,28 +33,47 @@ fn agrees_with_tensorflows_values() {
     });
 }
 
+/// Each operation and its gradients on both; says how many there were.
+fn agree(gpu: &CudaDevice, cpu: &CpuDevice, wanted: impl Fn(&Op) -> bool) -> usize {
+    let mut count = 0;
+    for (op, shapes) in differentiable().into_iter().filter(|(op, _)| wanted(op)) {
+        let build = |b: &mut Builder<'_>, inputs: &[NodeId], _| {
+            let copies: Result<Vec<NodeId>, _> =
+                inputs.iter().map(|&i| b.op(Op::Scale(1.0), &[i])).collect();
+            apply(b, &op, &copies?)
+        };
+        let mut on_gpu = Case::new(gpu, &shapes, &[], &build);
+        let mut on_cpu = Case::new(cpu, &shapes, &[], &build);
+        let name = op.name();
+        // The third run replays what the second has recorded.
+        for run in 0..3 {
+            assert_close(&format!("{name}, run {run}"), &on_gpu.run(), &on_cpu.run(), 1e-5);
+            for i in 0..shapes.len() {
+                let (got, expected) = (on_gpu.gradient(i), on_cpu.gradient(i));
+                assert_close(&format!("{name}, gradient {i}"), &got, &expected, 2e-5);
+            }
+        }
+        count += 1;
+    }
+    count
+}
+
 #[test]
 fn agrees_with_the_cpu() {
     inside("ops::agrees_with_the_cpu", &[], || {
-        let (gpu, cpu) = (gpu(), CpuDevice::new(0, 1).unwrap());
-        for (op, shapes) in differentiable() {
-            let build = |b: &mut Builder<'_>, inputs: &[NodeId], _| {
-                let copies: Result<Vec<NodeId>, _> =
-                    inputs.iter().map(|&i| b.op(Op::Scale(1.0), &[i])).collect();
-                apply(b, &op, &copies?)
-            };
-            let mut on_gpu = Case::new(&gpu, &shapes, &[], &build);
-            let mut on_cpu = Case::new(&cpu, &shapes, &[], &build);
-            let name = op.name();
-            // The third run replays what the second has recorded.
-            for run in 0..3 {
-                assert_close(&format!("{name}, run {run}"), &on_gpu.run(), &on_cpu.run(), 1e-5);
-                for i in 0..shapes.len() {
-                    let (got, expected) = (on_gpu.gradient(i), on_cpu.gradient(i));
-                    assert_close(&format!("{name}, gradient {i}"), &got, &expected, 2e-5);
-                }
-            }
-        }
+        agree(&gpu(), &CpuDevice::new(0, 1).unwrap(), |_| true);
+    });
+}
+
+/// Both round the same factors to bf16 and add in f32, in other orders.
+#[test]
+fn agrees_with_the_cpu_in_bf16() {
+    inside("ops::agrees_with_the_cpu_in_bf16", &[], || {
+        let gpu = CudaDevice::new(0, Precision::Bf16).unwrap();
+        let emulated = cpu::Precision::Bf16(Unit::Emulated);
+        let cpu = CpuDevice::new(0, 1).unwrap().with_precision(emulated);
+        let products = |op: &Op| matches!(op, Op::MatMul { .. } | Op::Conv2d(_));
+        assert_eq!(agree(&gpu, &cpu, products), 2);
     });
 }
 

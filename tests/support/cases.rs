@@ -2,7 +2,7 @@
 //! comparisons.
 
 use serde_json::Value;
-use tftrain::device::{Device, Executable, Slab};
+use tftrain::device::{Device, Executable, Feeds, Slab};
 use tftrain::graph::{
     Builder, Fusions, Graph, GraphError, Init, LrnParams, NodeId, Op, Padding, Program, Window,
     gradients,
@@ -73,7 +73,7 @@ impl Case {
     pub(crate) fn run(&mut self) -> Vec<f32> {
         let feeds: [&[f32]; 2] = [&self.labels, &self.upstream];
         self.program
-            .run(&self.variables, &feeds, Some(&mut self.gradients), &mut |_, _| ())
+            .run(&self.variables, Feeds::only(&feeds), Some(&mut self.gradients), &mut |_, _| ())
             .unwrap();
         let mut out = vec![0.0; self.upstream.len()];
         self.program.fetch(0, &mut out).unwrap();

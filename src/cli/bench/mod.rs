@@ -18,7 +18,7 @@ use self::args::{BenchWhat, InputBenchArgs, StepBenchArgs};
 use super::args::TrainArgs;
 use super::output::{note, print};
 use super::setup;
-use crate::config::Layers;
+use crate::config::{Layers, TowerDevices};
 use crate::data::{
     Augmented, CifarSet, InputPipeline, PipelineSpec, Source, Split, load, pictures,
 };
@@ -132,14 +132,16 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ("apply", millis(|t| t.apply)),
         ("step", millis(StepTimes::total)),
     ];
-    let profile =
-        args.profile.then(|| profile::rows(&compiled.train(Fusions::Backward), &trace.spans()));
+    let on_gpus = matches!(config.towers.devices, TowerDevices::Gpus(_));
+    let fusions = if on_gpus { Fusions::default() } else { Fusions::Backward };
+    let profile = args.profile.then(|| profile::rows(&compiled.train(fusions), &trace.spans()));
     let peaks = match &profile {
-        Some(_) => {
+        // Those of a GPU stand in docs/gpu.md.
+        Some(_) if !on_gpus => {
             let threads = config.towers.threads.unwrap_or_else(cores);
             Some(cpu_device(&config, 0, threads)?.peaks(&*clock))
         }
-        None => None,
+        _ => None,
     };
     if args.json {
         let split: serde_json::Map<String, serde_json::Value> =
@@ -150,7 +152,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
             "device": assembly.tower_words, "steps": times.len(), "images_per_sec": speed.mean,
             "uncertainty": speed.uncertainty, "jitter": speed.jitter, "total_images_per_sec": total,
             "loss": loss, "median": split,
-            "profile": profile.zip(peaks).map(|(rows, peaks)| profile::json(&rows, peaks)),
+            "profile": profile.map(|rows| profile::json(&rows, peaks)),
         });
         print(&format!("{result}\n"))?;
     } else {
@@ -162,7 +164,7 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
             print(&format!("  {name} {ms:.3}"))?;
         }
         print("\n")?;
-        if let Some((rows, peaks)) = profile.zip(peaks) {
+        if let Some(rows) = profile {
             print(&profile::table(&rows, peaks))?;
         }
     }

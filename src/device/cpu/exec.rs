@@ -9,7 +9,7 @@ use super::norm;
 use super::products::Products;
 use super::unpool::{OutputGrad, Unpool};
 use super::{Ctx, Epilogue, elementwise, pool, reduce, softmax};
-use crate::device::{DeviceError, Done, Executable, Slab};
+use crate::device::{DeviceError, Done, Executable, Feeds, Slab};
 use crate::graph::{Op, Place, Program, Step, View, Window};
 use crate::tensor::Shape;
 use crate::util::trace::Trace;
@@ -89,11 +89,11 @@ impl Executable for Interpreter {
     fn run(
         &mut self,
         variables: &Slab,
-        feeds: &[&[f32]],
+        feeds: Feeds<'_>,
         gradients: Option<&mut Slab>,
         done: Done<'_>,
     ) -> Result<(), DeviceError> {
-        let expected = &self.program.feeds;
+        let (expected, feeds) = (&self.program.feeds, feeds.now);
         let fed = feeds.len() == expected.len()
             && feeds.iter().zip(expected).all(|(feed, shape)| feed.len() == shape.elements());
         if !fed {

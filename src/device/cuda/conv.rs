@@ -33,7 +33,7 @@ impl Dnn {
         let handle = result::create_handle().map_err(|e| failure(&driver, "opening cuDNN", e))?;
         let math = match precision {
             // The default may round to TF32.
-            Precision::F32 => sys::cudnnMathType_t::CUDNN_FMA_MATH,
+            Precision::F32 | Precision::Bf16 => sys::cudnnMathType_t::CUDNN_FMA_MATH,
             Precision::Tf32 => sys::cudnnMathType_t::CUDNN_DEFAULT_MATH,
         };
         let dnn = Self { driver, handle, math };

@@ -134,9 +134,33 @@ impl Driver {
 
     /// Enqueues a copy to the GPU. The floats must stay as they are until [`Driver::synchronize`].
     pub(super) fn upload(&self, from: &[f32], to: Ptr) -> Result<(), DeviceError> {
+        self.upload_on(self.stream, from, to)
+    }
+
+    /// As [`Driver::upload`], in the order of another stream.
+    pub(super) fn upload_on(
+        &self,
+        stream: sys::CUstream,
+        from: &[f32],
+        to: Ptr,
+    ) -> Result<(), DeviceError> {
         // SAFETY: the caller's addresses come from `Memory` with as many floats; whoever lends `from` waits.
+        let copied = unsafe { result::memcpy_htod_async(to.0, from, stream) };
+        self.check("copying to it", copied)
+    }
+
+    /// As [`Driver::upload`], of bytes.
+    pub(super) fn upload_bytes(&self, from: &[u8], to: Ptr) -> Result<(), DeviceError> {
+        // SAFETY: as for `upload`.
         let copied = unsafe { result::memcpy_htod_async(to.0, from, self.stream) };
         self.check("copying to it", copied)
+    }
+
+    /// Enqueues a copy from one place of the GPU's memory to another.
+    pub(super) fn move_within(&self, from: Ptr, to: Ptr, floats: usize) -> Result<(), DeviceError> {
+        // SAFETY: the caller's addresses come from `Memory` with as many floats.
+        let copied = unsafe { result::memcpy_dtod_async(to.0, from.0, 4 * floats, self.stream) };
+        self.check("copying within it", copied)
     }
 
     /// Enqueues a copy to the host. The floats are there after [`Driver::synchronize`].

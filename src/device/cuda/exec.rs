@@ -3,13 +3,17 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::Engine;
 use super::driver::{Graph, Memory, Pinned, Ptr};
+use super::events::Event;
+use super::input::Input;
+use super::kernels::Grid;
 use super::launch::Memories;
 use super::plan::{Libraries, Plan};
-use crate::device::{DeviceError, Done, Executable, Slab};
+use super::{Engine, Precision};
+use crate::device::{DRAW, DeviceError, Done, Executable, Feeds, Slab};
 use crate::graph::{Place, Program};
-use crate::util::trace::Trace;
+use crate::tensor::Shape;
+use crate::util::trace::{Span, Trace};
 
 /// Floats between the parts of its memory are multiples of this.
 const ALIGN: usize = 64;
@@ -26,11 +30,14 @@ pub(super) struct Executor {
     /// Feeds, arena, workspace and counters, one behind the other.
     memory: Memory,
     feeds: Vec<Ptr>,
+    /// Where the first feed's short form lies.
+    draws: Ptr,
     arena: Ptr,
     workspace: Ptr,
     counters: Ptr,
-    /// Feeds as they are copied from, then scalars as they are copied to.
-    pinned: Pinned,
+    input: Input,
+    /// Scalars as they are copied to.
+    scalars: Pinned,
     fit: Fit,
     /// Where variables that lie on the host go.
     variables: Option<Staging>,
@@ -48,16 +55,23 @@ struct Staging {
     device: Memory,
 }
 
+/// Variables and gradients of a step, and whether its first feed comes in its short form.
+type Form = (Ptr, Ptr, bool);
+
 /// A recorded step, for the slabs that it was recorded with.
 struct Recorded {
-    slabs: (Ptr, Ptr),
+    form: Form,
     /// None after the first run, which warms up the libraries.
     graph: Option<Graph>,
 }
 
 impl Executor {
     pub(super) fn new(program: Program, engine: Arc<Engine>) -> Result<Self, DeviceError> {
-        let libraries = Libraries { blas: engine.blas.clone(), dnn: engine.dnn.clone() };
+        let libraries = Libraries {
+            blas: engine.blas.clone(),
+            dnn: engine.dnn.clone(),
+            bf16: engine.precision == Precision::Bf16,
+        };
         let plan = Plan::new(&program, &libraries)?;
         let mut total = 0;
         let mut part = |floats: usize| {
@@ -67,20 +81,24 @@ impl Executor {
         };
         let feeds: Vec<usize> = program.feeds.iter().map(|shape| part(shape.elements())).collect();
         let fed: usize = program.feeds.iter().map(|shape| shape.elements()).sum();
+        let batch = program.feeds.first().and_then(|shape| shape.first()).copied().unwrap_or(1);
+        let draws = part(DRAW * batch);
         let [arena, workspace, counters] =
             [plan.arena, plan.workspace, plan.counters].map(&mut part);
         let fit = Fit {
-            batch: program.feeds.first().and_then(|shape| shape.first()).copied().unwrap_or(1),
+            batch,
             room: engine.driver.free(),
-            growing: 4 * total as u64,
+            growing: 4 * (total + fed) as u64,
             fixed: 8 * program.table.slab_len() as u64,
         };
         let memory = engine.driver.alloc(total).map_err(|e| fit.advise(e))?;
         let start = memory.start();
-        let pinned = engine.driver.pinned(fed + plan.scalars)?;
+        let input = Input::new(&engine.driver, fed).map_err(|e| fit.advise(e))?;
+        let scalars = engine.driver.pinned(plan.scalars)?;
         Ok(Self {
             graphs: Vec::new(),
             feeds: feeds.iter().map(|offset| start.at(*offset)).collect(),
+            draws: start.at(draws),
             arena: start.at(arena),
             workspace: start.at(workspace),
             counters: start.at(counters),
@@ -88,7 +106,8 @@ impl Executor {
             plan,
             engine,
             memory,
-            pinned,
+            input,
+            scalars,
             fit,
             variables: None,
             gradients: None,
@@ -110,22 +129,36 @@ impl Executor {
         Ok(())
     }
 
-    /// Copies feeds to where the GPU takes them from.
-    fn feed(&mut self, feeds: &[&[f32]]) -> Result<(), DeviceError> {
+    /// Whether feeds are as long as the program says, the first perhaps in its short form.
+    fn check(&self, feeds: &[&[f32]]) -> Result<(), DeviceError> {
         let expected = &self.program.feeds;
-        let fed = feeds.len() == expected.len()
-            && feeds.iter().zip(expected).all(|(feed, shape)| feed.len() == shape.elements());
-        if !fed {
-            let lengths: Vec<usize> = feeds.iter().map(|feed| feed.len()).collect();
-            return Err(self.mismatch(format!("feeds of {lengths:?} floats for {expected:?}")));
+        let short = |i| i == 0 && self.engine.pictures.get().is_some();
+        let fits = |(i, (feed, shape)): (usize, (&&[f32], &Shape))| {
+            feed.len() == shape.elements() || short(i) && feed.len() == self.short_len()
+        };
+        if feeds.len() == expected.len() && feeds.iter().zip(expected).enumerate().all(fits) {
+            return Ok(());
         }
-        let mut rest = self.pinned.floats_mut();
-        for feed in feeds {
-            let (own, others) = rest.split_at_mut(feed.len());
-            own.copy_from_slice(feed);
-            rest = others;
+        let lengths: Vec<usize> = feeds.iter().map(|feed| feed.len()).collect();
+        Err(self.mismatch(format!("feeds of {lengths:?} floats for {expected:?}")))
+    }
+
+    /// Floats of the first feed's short form.
+    fn short_len(&self) -> usize {
+        DRAW * self.program.feeds.first().and_then(|shape| shape.first()).copied().unwrap_or(0)
+    }
+
+    /// Enqueues that the batch goes where the program reads it; says whether it is in its short form.
+    fn take_input(&self) -> Result<bool, DeviceError> {
+        let is_short = self.engine.pictures.get().is_some()
+            && self.input.begins_with(self.short_len())
+            && self.program.feeds[0].elements() != self.short_len();
+        let mut places = self.feeds.clone();
+        if is_short {
+            places[0] = self.draws;
         }
-        Ok(())
+        self.input.take(&places)?;
+        Ok(is_short)
     }
 
     /// Where the variables lie on the GPU; those of the host are put where it takes them from.
@@ -170,20 +203,18 @@ impl Executor {
         }
     }
 
-    /// Enqueues a whole step: copies in, launches, copies out.
+    /// Enqueues a whole step: copies in, launches, copies out. With `marks`, one is set before and after each launch.
     fn enqueue(
         &mut self,
-        variables: Ptr,
-        gradients: Ptr,
+        (variables, gradients, is_short): Form,
         to_host: bool,
-        trace: Option<(&Trace, &str)>,
+        marks: &[Event],
     ) -> Result<(), DeviceError> {
         let driver = &self.engine.driver;
-        let mut fed = self.pinned.floats();
-        for (shape, to) in self.program.feeds.iter().zip(&self.feeds) {
-            let (own, rest) = fed.split_at(shape.elements());
-            driver.upload(own, *to)?;
-            fed = rest;
+        if let Some(pictures) = self.engine.pictures.get().filter(|_| is_short) {
+            let (count, of) = (self.program.feeds[0][0], pictures.count as i32);
+            let (grid, from) = (Grid::blocks([count, 1, 1]), pictures.memory.start());
+            self.engine.kernels.augment(grid, from, self.draws, self.feeds[0], of)?;
         }
         if let Some(staging) =
             self.variables.as_ref().filter(|staging| staging.device.start() == variables)
@@ -193,50 +224,59 @@ impl Executor {
         let (arena, workspace, counters) = (self.arena, self.workspace, self.counters);
         let feeds = &self.feeds;
         let memories = Memories { feeds, variables, gradients, arena, workspace, counters };
+        let mut marks = marks.iter();
+        let mut mark = || marks.next().map_or(Ok(()), |mark| mark.record(driver.stream()));
+        mark()?;
         for launch in &self.plan.launches {
-            let start = trace.and_then(|(trace, _)| trace.start());
             launch.enqueue(&self.engine.kernels, &memories)?;
-            if let Some((trace, lane)) = trace {
-                driver.synchronize()?;
-                trace.span(start, lane, || launch.name.clone());
-            }
+            mark()?;
         }
         if let Some(staging) = self.gradients.as_mut().filter(|_| to_host) {
             driver.download(gradients, staging.host.floats_mut())?;
         }
-        let scalars = self.plan.scalars;
-        if scalars > 0 {
-            let fed: usize = self.program.feeds.iter().map(|shape| shape.elements()).sum();
-            driver.download(arena, &mut self.pinned.floats_mut()[fed..][..scalars])?;
+        if self.plan.scalars > 0 {
+            driver.download(arena, self.scalars.floats_mut())?;
         }
         Ok(())
     }
 
     /// Launches a step: recorded from its second run with these slabs on.
-    fn launch(&mut self, variables: Ptr, gradients: Ptr, to_host: bool) -> Result<(), DeviceError> {
-        let open = self.trace.as_ref().filter(|(trace, _)| trace.is_open()).cloned();
-        if let Some((trace, lane)) = open {
-            return self.enqueue(variables, gradients, to_host, Some((&trace, &lane)));
-        }
-        let slabs = (variables, gradients);
-        match self.graphs.iter().position(|recorded| recorded.slabs == slabs) {
+    fn launch(&mut self, form: Form, to_host: bool) -> Result<(), DeviceError> {
+        match self.graphs.iter().position(|recorded| recorded.form == form) {
             None => {
                 if self.graphs.len() == GRAPHS {
                     self.graphs.remove(0);
                 }
-                self.graphs.push(Recorded { slabs, graph: None });
-                self.enqueue(variables, gradients, to_host, None)
+                self.graphs.push(Recorded { form, graph: None });
+                self.enqueue(form, to_host, &[])
             }
             Some(i) => {
                 if self.graphs[i].graph.is_none() {
                     let driver = self.engine.driver.clone();
-                    let graph =
-                        driver.capture(|| self.enqueue(variables, gradients, to_host, None))?;
+                    let graph = driver.capture(|| self.enqueue(form, to_host, &[]))?;
                     self.graphs[i].graph = Some(graph);
                 }
                 self.graphs[i].graph.as_ref().map_or(Ok(()), Graph::launch)
             }
         }
+    }
+
+    /// Launches a step one by one, and draws when the GPU did what.
+    fn launch_traced(&mut self, form: Form, to_host: bool) -> Result<(), DeviceError> {
+        let Some((trace, lane)) = self.trace.clone() else { return Ok(()) };
+        let driver = self.engine.driver.clone();
+        let marks = (0..=self.plan.launches.len()).map(|_| Event::timed(&driver));
+        let marks = marks.collect::<Result<Vec<_>, _>>()?;
+        driver.synchronize()?;
+        let Some(start) = trace.start() else { return Ok(()) };
+        self.enqueue(form, to_host, &marks)?;
+        driver.synchronize()?;
+        for ((from, to), launch) in marks.iter().zip(&marks[1..]).zip(&self.plan.launches) {
+            let start = start + marks[0].until(from)?;
+            let (name, lane, took) = (launch.name.clone(), lane.clone(), from.until(to)?);
+            trace.add(Span { name, lane, start, took });
+        }
+        Ok(())
     }
 }
 
@@ -286,17 +326,28 @@ impl Executable for Executor {
     fn run(
         &mut self,
         variables: &Slab,
-        feeds: &[&[f32]],
+        feeds: Feeds<'_>,
         gradients: Option<&mut Slab>,
         done: Done<'_>,
     ) -> Result<(), DeviceError> {
         self.engine.driver.bind()?;
         self.settle()?;
-        self.feed(feeds)?;
+        if !feeds.known {
+            self.check(feeds.now)?;
+            self.input.bring(feeds.now)?;
+        }
         let variables_at = self.place_variables(variables)?;
         let (gradients_at, to_host) = self.place_gradients(gradients.as_deref())?;
         self.running.set(true);
-        self.launch(variables_at, gradients_at, to_host)?;
+        let form = (variables_at, gradients_at, self.take_input()?);
+        match &self.trace {
+            Some((trace, _)) if trace.is_open() => self.launch_traced(form, to_host)?,
+            _ => self.launch(form, to_host)?,
+        }
+        if let Some(next) = feeds.next {
+            self.check(next)?;
+            self.input.bring(next)?;
+        }
         let host = gradients.filter(|_| to_host).and_then(Slab::as_host_mut);
         let (Some(host), Some(staging)) = (host, &self.gradients) else { return Ok(()) };
         self.settle()?;
@@ -317,8 +368,7 @@ impl Executable for Executor {
         self.engine.driver.bind()?;
         self.settle()?;
         if view.offset + view.len <= self.plan.scalars {
-            let scalars = self.pinned.floats().len() - self.plan.scalars;
-            into.copy_from_slice(&self.pinned.floats()[scalars + view.offset..][..view.len]);
+            into.copy_from_slice(&self.scalars.floats()[view.offset..][..view.len]);
             return Ok(());
         }
         let offset = ((self.arena.0 - self.memory.start().0) / 4) as usize;

@@ -24,6 +24,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../kernels/update.cu"),
     include_str!("../../../kernels/depthwise.cu"),
     include_str!("../../../kernels/conv.cu"),
+    include_str!("../../../kernels/augment.cu"),
 );
 
 /// Where compiled kernels are kept.
@@ -179,7 +180,11 @@ kernels! {
     depthwise_input_grad(dy: Ptr, filter: Ptr, dx: Ptr, w: WindowArg, channels: i32, multiplier: i32, n: i32);
     depthwise_filter_grad(x: Ptr, dy: Ptr, dw: Ptr, w: WindowArg, channels: i32, multiplier: i32, rows: i32, partials: Ptr, counters: Ptr);
     conv(x: Ptr, filter: Ptr, bias: Ptr, y: Ptr, c: ConvArg, relu: i32);
+    conv_bf16(x: Ptr, filter: Ptr, bias: Ptr, y: Ptr, c: ConvArg, relu: i32);
+    conv_input_grad_bf16(dy: Ptr, filter: Ptr, dx: Ptr, c: ConvArg);
+    conv_filter_grad_bf16(x: Ptr, dy: Ptr, dw: Ptr, c: ConvArg, per: i32, partials: Ptr, counters: Ptr);
     conv_input_grad(dy: Ptr, filter: Ptr, dx: Ptr, c: ConvArg);
+    augment(pictures: Ptr, draws: Ptr, out: Ptr, count: i32);
     conv_filter_grad(x: Ptr, dy: Ptr, dw: Ptr, c: ConvArg, per: i32, partials: Ptr, counters: Ptr);
 }
 

@@ -62,9 +62,10 @@ impl Launch {
                 };
             }
             Means::Convolution(convolution) => return convolution.run([a, b, c], out, workspace),
-            Means::Kernel => {}
+            Means::Kernel | Means::Bf16Kernel => {}
         }
 
+        let bf16 = matches!(self.means, Means::Bf16Kernel);
         let shape = |i: usize| &self.inputs[i].1;
         let out_shape = &self.outputs[0].1;
         let count = out_shape.elements();
@@ -82,18 +83,29 @@ impl Launch {
             Task::Conv { window, relu, .. } => {
                 let arg = conv_arg(window, shape(0), out_shape);
                 let grid = tiles(count / out_shape[3], out_shape[3], 1);
-                k.conv(grid, a, b, c, out, arg, i32::from(*relu))
+                let relu = i32::from(*relu);
+                match bf16 {
+                    true => k.conv_bf16(grid, a, b, c, out, arg, relu),
+                    false => k.conv(grid, a, b, c, out, arg, relu),
+                }
             }
             Task::ConvInputGrad(window) => {
                 let arg = conv_arg(window, out_shape, shape(0));
                 let grid = tiles(count / out_shape[3], out_shape[3], 1);
-                k.conv_input_grad(grid, a, b, out, arg)
+                match bf16 {
+                    true => k.conv_input_grad_bf16(grid, a, b, out, arg),
+                    false => k.conv_input_grad(grid, a, b, out, arg),
+                }
             }
             Task::ConvFilterGrad(window) => {
                 let arg = conv_arg(window, shape(0), shape(1));
                 let (per, blocks) = filter_grad_blocks(window, shape(0), shape(1));
                 let grid = Grid::blocks(blocks);
-                k.conv_filter_grad(grid, a, b, out, arg, per as i32, workspace, counters)
+                let per = per as i32;
+                match bf16 {
+                    true => k.conv_filter_grad_bf16(grid, a, b, out, arg, per, workspace, counters),
+                    false => k.conv_filter_grad(grid, a, b, out, arg, per, workspace, counters),
+                }
             }
             &Task::Transpose { rows, columns } => {
                 let grid = Grid::tiles([columns.div_ceil(32), rows.div_ceil(32), 1]);

@@ -1,50 +1,61 @@
 //! [`Nccl`]: the functions of `libnccl.so.2`, found at run time.
 //!
-//! Not by cudarc: it never tries that name, which is the only one that most packages of NCCL install, and an enum of result
-//! codes cannot hold one that a newer library made up. Here a code stays a number.
+//! Types are cudarc's. Its look-up never tries that name, which is the only one that most packages of NCCL install, and its enum
+//! of result codes cannot hold one that a newer library made up: here functions are looked up again, and a code stays a number.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use cudarc::nccl::sys::{
+    cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+};
 use libloading::Library;
 
 use crate::device::DeviceError;
 
-/// `ncclSuccess`.
-pub(super) const SUCCESS: i32 = 0;
-/// `ncclInProgress`: the answer of a communicator that does not block.
-pub(super) const IN_PROGRESS: i32 = 7;
-/// `ncclFloat32`.
-pub(super) const FLOAT32: i32 = 7;
-/// `ncclSum`.
-pub(super) const SUM: i32 = 0;
+pub(super) const SUCCESS: i32 = ncclResult_t::ncclSuccess as i32;
+/// The answer of a communicator that does not block.
+pub(super) const IN_PROGRESS: i32 = ncclResult_t::ncclInProgress as i32;
 
 /// The oldest version that can be told not to block: 2.14.
 const OLDEST: i32 = 21_400;
 
-/// A communicator of the library.
-pub(super) type Comm = *mut c_void;
-
-/// `ncclUniqueId`: what all ranks of a communicator must know.
+/// What all ranks of a communicator must know.
 #[derive(Clone, Copy)]
-#[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
 
-/// `ncclConfig_t` as of version 2.14; newer ones fill in what they know beyond.
-#[repr(C)]
-pub(super) struct Config {
-    size: usize,
-    magic: u32,
-    version: u32,
-    blocking: i32,
+impl UniqueId {
+    pub(super) fn raw(self) -> ncclUniqueId {
+        ncclUniqueId { internal: self.0.map(|byte| byte as c_char) }
+    }
 }
 
-impl Config {
-    /// Calls return at once, and tell by `ncclCommGetAsyncError` when they are done.
-    pub(super) fn that_does_not_block() -> Self {
-        let (magic, version) = (0xcafe_beef, OLDEST as u32);
-        Self { size: size_of::<Self>(), magic, version, blocking: 0 }
+/// Calls return at once, and tell by `ncclCommGetAsyncError` when they are done. It says that it is of version 2.14, so that
+/// every library fills in what it knows beyond.
+pub(super) fn does_not_block() -> ncclConfig_t {
+    const OPEN: i32 = i32::MIN;
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: 0xcafe_beef,
+        version: OLDEST as u32,
+        blocking: 0,
+        cgaClusterSize: OPEN,
+        minCTAs: OPEN,
+        maxCTAs: OPEN,
+        netName: std::ptr::null(),
+        splitShare: OPEN,
+        trafficClass: OPEN,
+        commName: std::ptr::null(),
+        collnetEnable: OPEN,
+        CTAPolicy: OPEN,
+        shrinkShare: OPEN,
+        nvlsCTAs: OPEN,
+        nChannelsPerNetPeer: OPEN,
+        nvlinkCentricSched: OPEN,
+        graphUsageMode: OPEN,
+        numRmaCtx: OPEN,
+        maxP2pPeers: OPEN,
     }
 }
 
@@ -74,17 +85,17 @@ macro_rules! functions {
 functions! {
     version = b"ncclGetVersion\0"(*mut i32) -> i32;
     error_string = b"ncclGetErrorString\0"(i32) -> *const c_char;
-    last_error = b"ncclGetLastError\0"(Comm) -> *const c_char;
-    unique_id = b"ncclGetUniqueId\0"(*mut UniqueId) -> i32;
-    init_rank = b"ncclCommInitRankConfig\0"(*mut Comm, i32, UniqueId, i32, *mut Config) -> i32;
-    async_error = b"ncclCommGetAsyncError\0"(Comm, *mut i32) -> i32;
-    finalize = b"ncclCommFinalize\0"(Comm) -> i32;
-    destroy = b"ncclCommDestroy\0"(Comm) -> i32;
-    abort = b"ncclCommAbort\0"(Comm) -> i32;
+    last_error = b"ncclGetLastError\0"(ncclComm_t) -> *const c_char;
+    unique_id = b"ncclGetUniqueId\0"(*mut ncclUniqueId) -> i32;
+    init_rank = b"ncclCommInitRankConfig\0"(*mut ncclComm_t, i32, ncclUniqueId, i32, *mut ncclConfig_t) -> i32;
+    async_error = b"ncclCommGetAsyncError\0"(ncclComm_t, *mut i32) -> i32;
+    finalize = b"ncclCommFinalize\0"(ncclComm_t) -> i32;
+    destroy = b"ncclCommDestroy\0"(ncclComm_t) -> i32;
+    abort = b"ncclCommAbort\0"(ncclComm_t) -> i32;
     group_start = b"ncclGroupStart\0"() -> i32;
     group_end = b"ncclGroupEnd\0"() -> i32;
     all_reduce = b"ncclAllReduce\0"(
-        *const c_void, *mut c_void, usize, i32, i32, Comm, *mut c_void
+        *const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t
     ) -> i32;
 }
 
@@ -117,11 +128,11 @@ pub fn nccl_lack() -> Option<String> {
 /// [`DeviceError::Absent`] without NCCL, [`DeviceError::Gpu`] when it fails.
 pub fn unique_id() -> Result<UniqueId, DeviceError> {
     let nccl = nccl().map_err(|reason| DeviceError::Absent { asked: "NCCL".to_owned(), reason })?;
-    let mut id = UniqueId([0; 128]);
+    let mut id = UniqueId([0; 128]).raw();
     // SAFETY: fills the 128 bytes.
     let code = unsafe { (nccl.unique_id)(&mut id) };
     nccl.check("starting", code)?;
-    Ok(id)
+    Ok(UniqueId(id.internal.map(|byte| byte as u8)))
 }
 
 fn load() -> Result<Nccl, String> {

@@ -7,13 +7,16 @@
 
 mod conv;
 mod driver;
+mod events;
 mod exec;
 mod fuse;
 mod gemm;
+mod input;
 mod kernels;
 mod launch;
 mod libnccl;
 mod nccl;
+mod peers;
 mod plan;
 mod probe;
 mod scratch;
@@ -23,9 +26,10 @@ pub use driver::Memory;
 pub use kernels::keep_kernels_in;
 pub use libnccl::{UniqueId, look_for_nccl_in, nccl_lack, unique_id};
 pub use nccl::{CommGroup, Summand, card_id};
-pub use probe::{Gpu, Library, Probe, probe};
+pub use peers::{Peer, peer, topology};
+pub use probe::{Gpu, Library, NoGpus, Probe, probe};
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use self::conv::Dnn;
 use self::driver::{Driver, Ptr};
@@ -46,6 +50,8 @@ pub enum Precision {
     F32,
     /// Factors are rounded to 11 bits of precision on the way into the tensor cores, sums are f32.
     Tf32,
+    /// Likewise to the 8 bits of bf16.
+    Bf16,
 }
 
 /// What everything on one GPU shares.
@@ -55,6 +61,15 @@ struct Engine {
     blas: Arc<Blas>,
     /// None where there is no cuDNN: then own kernels convolve.
     dnn: Option<Arc<Dnn>>,
+    precision: Precision,
+    /// What is distorted here.
+    pictures: OnceLock<Pictures>,
+}
+
+/// Pictures in the memory of a GPU.
+struct Pictures {
+    memory: Memory,
+    count: usize,
 }
 
 /// A GPU: one tower's.
@@ -83,6 +98,7 @@ impl CudaDevice {
         let (card, memory) = engine.driver.card()?;
         let convolutions = match engine.dnn {
             Some(_) => String::new(),
+            None if precision == Precision::Bf16 => ", own convolutions in bf16".to_owned(),
             None => ", own convolutions: libcudnn.so.9 was not found".to_owned(),
         };
         let words = format!("{card}, {}{convolutions}", stats::bytes(memory as u64));
@@ -103,11 +119,11 @@ impl Engine {
         let driver = Driver::open(ordinal, name)?;
         let kernels = Kernels::load(driver.clone())?;
         let blas = Arc::new(Blas::open(driver.clone(), precision)?);
-        let dnn = match probe::has(probe::CUDNN) {
+        let dnn = match probe::has(probe::CUDNN) && precision != Precision::Bf16 {
             true => Some(Arc::new(Dnn::open(driver.clone(), precision)?)),
             false => None,
         };
-        Ok(Self { driver, kernels, blas, dnn })
+        Ok(Self { driver, kernels, blas, dnn, precision, pictures: OnceLock::new() })
     }
 }
 
@@ -122,6 +138,32 @@ impl Device for CudaDevice {
 
     fn alloc(&self, len: usize) -> Result<Slab, DeviceError> {
         Ok(Slab::cuda(self.engine.driver.alloc(len)?, len))
+    }
+
+    fn fetches_ahead(&self) -> bool {
+        true
+    }
+
+    fn keep_pictures(&self, pictures: &[&[u8]], share: f64) -> Result<bool, DeviceError> {
+        /// Copied at a time.
+        const PIECE: usize = 1000;
+        let (driver, each) = (&self.engine.driver, pictures.first().map_or(0, |one| one.len()));
+        let bytes = each * pictures.len();
+        driver.bind()?;
+        if each % 4 != 0 || bytes == 0 || bytes as f64 >= share * driver.free() as f64 {
+            return Ok(false);
+        }
+        let memory = driver.alloc(bytes / 4)?;
+        let mut at = memory.start();
+        for piece in pictures.chunks(PIECE) {
+            let piece = piece.concat();
+            driver.upload_bytes(&piece, at)?;
+            driver.synchronize()?;
+            at = at.at(piece.len() / 4);
+        }
+        // Whoever was first.
+        let _ = self.engine.pictures.set(Pictures { memory, count: pictures.len() });
+        Ok(true)
     }
 
     fn load(&self, program: Program) -> Result<Box<dyn Executable>, DeviceError> {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult};
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
 
 use super::driver::{Driver, Memory, failure};
-use super::libnccl::{Comm, Config, FLOAT32, IN_PROGRESS, Nccl, SUCCESS, SUM, UniqueId, nccl};
+use super::libnccl::{IN_PROGRESS, Nccl, SUCCESS, UniqueId, does_not_block, nccl};
 use crate::device::{DeviceError, Slab};
 
 /// Looks at the GPU so often without sleeping: a sum between cards of one machine takes microseconds.
@@ -37,7 +38,7 @@ pub struct CommGroup {
 }
 
 struct Rank {
-    comm: Comm,
+    comm: ncclComm_t,
     driver: Arc<Driver>,
     /// Recorded after a sum.
     done: sys::CUevent,
@@ -82,7 +83,7 @@ impl CommGroup {
     }
 
     fn enter(&mut self, slabs: &[Slab], id: UniqueId, first: usize) -> Result<(), DeviceError> {
-        let mut config = Config::that_does_not_block();
+        let mut config = does_not_block();
         // SAFETY: groups are counted per thread; each start is followed by an end.
         self.nccl.check("connecting the GPUs", unsafe { (self.nccl.group_start)() })?;
         let mut entered = Ok(());
@@ -99,7 +100,7 @@ impl CommGroup {
                     (self.nccl.init_rank)(
                         &mut comm,
                         self.size as i32,
-                        id,
+                        id.raw(),
                         (first + i) as i32,
                         &mut config,
                     )
@@ -180,8 +181,8 @@ impl CommGroup {
                         from.start().raw(),
                         to.start().raw(),
                         len,
-                        FLOAT32,
-                        SUM,
+                        ncclDataType_t::ncclFloat32,
+                        ncclRedOp_t::ncclSum,
                         own.comm,
                         own.driver.stream().cast(),
                     )

@@ -20,12 +20,16 @@ pub(super) struct Libraries {
     pub(super) blas: Arc<Blas>,
     /// None where there is no cuDNN.
     pub(super) dnn: Option<Arc<Dnn>>,
+    /// Whether factors of convolutions are rounded to bf16.
+    pub(super) bf16: bool,
 }
 
 /// Who computes a launch.
 pub(super) enum Means {
     /// One of the program's own kernels.
     Kernel,
+    /// One of those whose factors are in bf16.
+    Bf16Kernel,
     /// cuBLASLt.
     Product(Product),
     /// cuDNN.
@@ -118,7 +122,7 @@ impl Plan {
             })
             .collect();
         let needs = launches.iter().map(|launch| match &launch.means {
-            Means::Kernel => scratch(launch),
+            Means::Kernel | Means::Bf16Kernel => scratch(launch),
             Means::Product(product) => (product.workspace().div_ceil(4), 0),
             Means::Convolution(convolution) => (convolution.workspace().div_ceil(4), 0),
         });
@@ -183,6 +187,10 @@ fn with_means(draft: Draft, libraries: &Libraries) -> Result<(Draft, Vec<Means>)
 fn choose(node: &Node, libraries: &Libraries) -> Result<Means, DeviceError> {
     let (inputs, out) = (&node.inputs, &node.outputs[0].1);
     let conv = |kind: Kind, window: &Window, x: &Shape, y: &Shape| {
+        // cuDNN would write results in bf16, too.
+        if libraries.bf16 {
+            return Ok(Means::Bf16Kernel);
+        }
         let Some(dnn) = &libraries.dnn else { return Ok(Means::Kernel) };
         let channels = Channels { pictures: x[0], input: x[3], output: y[3] };
         let made = Convolution::new(dnn.clone(), kind, window, channels)?;

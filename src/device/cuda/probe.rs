@@ -38,7 +38,26 @@ pub struct Probe {
     /// The driver first, then those that are only looked for when it is there.
     pub libraries: Vec<Library>,
     /// Visible GPUs in the driver's order, or why there are none.
-    pub gpus: Result<Vec<Gpu>, String>,
+    pub gpus: Result<Vec<Gpu>, NoGpus>,
+}
+
+/// Why there are no GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoGpus {
+    /// In words.
+    pub reason: String,
+    /// Whether a driver is there that does not work, which is more than none.
+    pub broken: bool,
+}
+
+impl NoGpus {
+    fn absent(reason: &str) -> Self {
+        Self { reason: reason.to_owned(), broken: false }
+    }
+
+    fn broken(reason: String) -> Self {
+        Self { reason, broken: true }
+    }
 }
 
 /// The oldest driver that has every function of a step: that of CUDA 12.0.
@@ -56,7 +75,7 @@ impl Probe {
     pub fn lack(&self, gpus: &[u32]) -> Option<String> {
         let found = match &self.gpus {
             Ok(found) => found,
-            Err(reason) => return Some(format!("none is visible: {reason}")),
+            Err(none) => return Some(format!("none is visible: {}", none.reason)),
         };
         if let Some(last) = gpus.iter().max().filter(|last| **last as usize >= found.len()) {
             return Some(match found.len() {
@@ -67,6 +86,14 @@ impl Probe {
         let needed = |library: &&Library| library.name == CUBLASLT && !library.present;
         self.libraries.iter().find(needed).map(|library| not_found(library.name))
     }
+
+    /// Why the GPUs of this machine cannot be used; `None` where they can, and where there are none.
+    pub fn trouble(&self) -> Option<String> {
+        match &self.gpus {
+            Ok(_) => self.lack(&[]),
+            Err(none) => none.broken.then(|| none.reason.clone()),
+        }
+    }
 }
 
 /// Looks for the driver, its GPUs and the other libraries.
@@ -75,11 +102,11 @@ pub fn probe() -> Probe {
         let libraries = libraries();
         let gpus = match libraries[0].present {
             true => gpus(),
-            false => Err("no CUDA driver (libcuda.so.1 was not found)".to_owned()),
+            false => Err(NoGpus::absent("no CUDA driver (libcuda.so.1 was not found)")),
         };
         Probe { libraries, gpus }
     })
-    .unwrap_or_else(|lack| Probe { libraries: libraries(), gpus: Err(lack) })
+    .unwrap_or_else(|lack| Probe { libraries: libraries(), gpus: Err(NoGpus::broken(lack)) })
 }
 
 /// Runs `work`, in which cudarc tells of a missing library or function by a panic; that is an answer here and no error.
@@ -144,28 +171,29 @@ fn libraries() -> Vec<Library> {
     found
 }
 
-fn gpus() -> Result<Vec<Gpu>, String> {
+fn gpus() -> Result<Vec<Gpu>, NoGpus> {
     if let Some(version) = driver_version().filter(|version| *version < OLDEST) {
         let (major, minor) = (version / 1000, version % 1000 / 10);
-        return Err(format!(
+        return Err(NoGpus::broken(format!(
             "the driver is for CUDA {major}.{minor}, and 12.0 is the oldest that will do; install driver 525 or newer"
-        ));
+        )));
     }
     match result::init() {
         Ok(()) => {}
-        Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(no_device()),
-        Err(e) => return Err(format!("the CUDA driver does not start: {e}")),
+        Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            return Err(NoGpus::absent(NO_DEVICE));
+        }
+        Err(e) => return Err(NoGpus::broken(format!("the CUDA driver does not start: {e}"))),
     }
-    let count = result::device::get_count().map_err(|e| format!("the CUDA driver fails: {e}"))?;
+    let count = result::device::get_count()
+        .map_err(|e| NoGpus::broken(format!("the CUDA driver fails: {e}")))?;
     if count == 0 {
-        return Err(no_device());
+        return Err(NoGpus::absent(NO_DEVICE));
     }
-    (0..count).map(|i| describe(i).map_err(|e| format!("GPU {i}: {e}"))).collect()
+    (0..count).map(|i| describe(i).map_err(|e| NoGpus::broken(format!("GPU {i}: {e}")))).collect()
 }
 
-fn no_device() -> String {
-    "the CUDA driver sees no device; is CUDA_VISIBLE_DEVICES set?".to_owned()
-}
+const NO_DEVICE: &str = "the CUDA driver sees no device; is CUDA_VISIBLE_DEVICES set?";
 
 fn describe(ordinal: i32) -> Result<Gpu, result::DriverError> {
     let device = result::device::get(ordinal)?;
@@ -200,7 +228,7 @@ mod tests {
         let found = probe();
         assert_eq!(found.libraries.len(), 5);
         if !found.libraries[0].present {
-            assert!(found.gpus.unwrap_err().contains("libcuda.so.1"));
+            assert!(found.gpus.unwrap_err().reason.contains("libcuda.so.1"));
         }
         // The caller's panic hook is back: a panic still reaches it.
         assert!(std::panic::catch_unwind(|| assert!(probe().libraries.is_empty())).is_err());

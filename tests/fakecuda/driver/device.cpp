@@ -233,7 +233,7 @@ API int cuDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 API int cuDeviceGetP2PAttribute(int* value, int attribute, int device, int peer) {
   if (!at(device) || !at(peer) || device == peer) return INVALID_DEVICE;
-  *value = attribute == 1 || attribute == 3 ? int(number("FAKE_CUDA_PEERS", 1)) : 0;  // rank 0: the best there is
+  *value = attribute == 2 || attribute == 3 ? int(number("FAKE_CUDA_PEERS", 1)) : 0;  // rank 0: the best there is
   return SUCCESS;
 }
 API int cuCtxEnablePeerAccess(void* peer, unsigned flags) {

@@ -249,6 +249,15 @@ inline float fakecuda_rounded(float v) {
 inline float __fmul_rn(float a, float b) { return fakecuda_rounded(a * b); }
 inline float __fadd_rn(float a, float b) { return fakecuda_rounded(a + b); }
 inline float __fsub_rn(float a, float b) { return fakecuda_rounded(a - b); }
+inline double fakecuda_rounded(double v) {
+  asm("" : "+x"(v));
+  return v;
+}
+inline double __dmul_rn(double a, double b) { return fakecuda_rounded(a * b); }
+inline double __dadd_rn(double a, double b) { return fakecuda_rounded(a + b); }
+inline double __dsub_rn(double a, double b) { return fakecuda_rounded(a - b); }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 inline float __frcp_rn(float a) { return 1.0f / a; }
