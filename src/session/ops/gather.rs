@@ -1,11 +1,16 @@
 //! Operations that repeat, choose and distribute parts of tensors.
 
-use super::array::one_integer;
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use bytes::Bytes;
+
+use super::array::{one_integer, whole};
 use super::broadcast::{axis, extents, text};
 use super::number::{Number, all_types, numbers};
 use super::parts::{around, joined};
 use super::{Kernel, OpDef};
-use crate::session::{Call, Node, OpError, Tensor, tensor_elements};
+use crate::session::{Call, DType, Node, OpError, Tensor, tensor_elements};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("ConcatOffset", concat_offset),
@@ -19,6 +24,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("ParallelDynamicStitch", stitch),
     OpDef::new("DynamicPartition", partition),
     OpDef::new("UnsortedSegmentSum", segment_sum),
+    OpDef::new("Unique", unique),
 ];
 
 /// Where each part begins in what a concatenation made of them.
@@ -253,6 +259,46 @@ fn segment_sum(_: &Node<'_>) -> Result<Kernel, OpError> {
         let data = call.tensor(0)?;
         let out = numbers!(data.dtype(), T => add::<T>(call, &data))?;
         call.set(0, out);
+        Ok(())
+    }))
+}
+
+/// Each value once, in the order of first occurrence, and where each element is among them.
+fn unique(node: &Node<'_>) -> Result<Kernel, OpError> {
+    fn first<T: Clone + Eq + Hash>(values: impl Iterator<Item = T>) -> (Vec<T>, Vec<usize>) {
+        let (mut seen, mut found, mut places) = (HashMap::new(), Vec::new(), Vec::new());
+        for value in values {
+            let next = found.len();
+            let place = *seen.entry(value.clone()).or_insert(next);
+            if place == next {
+                found.push(value);
+            }
+            places.push(place);
+        }
+        (found, places)
+    }
+    let to = node.dtype_or("out_idx", DType::I32)?;
+    Ok(Kernel::new(move |call| {
+        let value = call.tensor(0)?;
+        if value.shape().len() != 1 {
+            return Err(OpError::invalid("unique expects a 1D vector."));
+        }
+        let (found, places) = match value.dtype() {
+            DType::Str => {
+                let (found, places) = first(value.slice::<Bytes>()?.iter().cloned());
+                (Tensor::vector(found)?, places)
+            }
+            DType::I32 => {
+                let (found, places) = first(value.slice::<i32>()?.iter().copied());
+                (Tensor::vector(found)?, places)
+            }
+            _ => {
+                let (found, places) = first(value.slice::<i64>()?.iter().copied());
+                (Tensor::vector(found)?, places)
+            }
+        };
+        call.set(0, found);
+        call.set(1, whole(to, &[places.len()], places.into_iter())?);
         Ok(())
     }))
 }

@@ -15,6 +15,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("MergeV2Checkpoints", merge),
     OpDef::new("ShardedFilename", sharded_filename),
     OpDef::new("StringJoin", string_join),
+    OpDef::new("StaticRegexFullMatch", starts_with),
 ];
 
 impl From<IoError> for OpError {
@@ -199,6 +200,26 @@ fn sharded_filename(_: &Node<'_>) -> Result<Kernel, OpError> {
         let mut name = base.to_vec();
         name.extend(format!("-{shard:05}-of-{shards:05}").bytes());
         call.set(0, Tensor::scalar(Bytes::from(name)));
+        Ok(())
+    }))
+}
+
+/// TensorFlow's `Saver` asks whether a path is in a cloud, by `^s3://.*`: a beginning is all that is looked for here.
+fn starts_with(node: &Node<'_>) -> Result<Kernel, OpError> {
+    let pattern = node.text("pattern")?;
+    let start = pattern.strip_prefix('^').unwrap_or(pattern).strip_suffix(".*");
+    let start = start.filter(|start| !start.contains(|c: char| r"\.+*?()|[]{}^$".contains(c)));
+    let start = start.ok_or_else(|| {
+        OpError::unimplemented(format!(
+            "the pattern {pattern} is not supported: only `beginning.*` is"
+        ))
+    })?;
+    let start = start.as_bytes().to_vec();
+    Ok(Kernel::new(move |call| {
+        let value = call.tensor(0)?;
+        let found = value.slice::<Bytes>()?.iter().map(|text| text.starts_with(&start));
+        let out = Tensor::new(value.shape().clone(), found.collect::<Vec<bool>>())?;
+        call.set(0, out);
         Ok(())
     }))
 }
