@@ -163,6 +163,37 @@ fn operands_of_other_operations_are_computed_or_refused() {
     assert!(computed > 1000, "{computed}");
 }
 
+/// A few bytes must not ask for the memory of the machine.
+#[test]
+fn enormous_wishes_are_refused() {
+    let task = Task::default();
+    let vector = |values: &[i64]| Value::Tensor(Tensor::vector(values.to_vec()).unwrap());
+    let texts = Value::Tensor(Tensor::full([1 << 16], Bytes::from(vec![b'x'; 1 << 16])).unwrap());
+    let empty = Value::Tensor(Tensor::new([1 << 28, 0], Vec::<f32>::new()).unwrap());
+    let one = scalar(1f32);
+    let huge = vector(&[1 << 40]);
+    let types = list(proto::attr_value::ListValue { r#type: vec![1], ..Default::default() });
+    let queue = task.one("FIFOQueueV2", &[("component_types", types)], &[]);
+    let wishes: [(&str, Vec<Value>); 9] = [
+        ("Fill", vec![huge.clone(), one.clone()]),
+        ("BroadcastTo", vec![one.clone(), huge.clone()]),
+        ("Tile", vec![floats(&[1.0]), huge.clone()]),
+        ("Range", vec![scalar(0i64), scalar(i64::MAX), scalar(1i64)]),
+        ("OneHot", vec![scalar(0i64), scalar(i64::MAX), one.clone(), one.clone()]),
+        ("StringJoin", vec![texts.clone(), texts.clone()]),
+        ("Unpack", vec![empty.clone()]),
+        ("QueueEnqueueManyV2", vec![queue, empty.clone()]),
+        ("RandomShuffle", vec![Value::Tensor(Tensor::zeros(DType::U8, [1 << 23]).unwrap())]),
+    ];
+    for (op, inputs) in wishes {
+        let error = task.run(op, &[("num", Attr::I(1 << 28))], &inputs).err().unwrap();
+        assert_eq!(error.code, Code::ResourceExhausted, "{op}: {error}");
+    }
+    // Nothing, many times over, is nothing.
+    let tiled = task.one("Tile", &[], &[empty, vector(&[1, 1 << 40])]);
+    assert_eq!(**tiled.tensor().unwrap().shape(), [1 << 28, 0]);
+}
+
 type Attrs<'a> = &'a [(&'a str, Attr)];
 
 fn node(op: &str, attrs: Attrs<'_>) -> proto::NodeDef {

@@ -240,6 +240,10 @@ case("DynamicStitch", [np.array(1, I), np.array([0, 1], I)], [whole(), whole(2)]
 case("DynamicPartition", real(4, 2), np.array([0, 1, 0, 1], I), num_partitions=2)
 case("UnsortedSegmentSum", real(4, 2), np.array([0, 2, 0, -1], I), np.int32(3))
 
+case("Unique", np.array([3, 1, 3, -2, 1], I))
+case("Unique", np.array(["b", "a", "b"], S), out_idx=tf.int64)
+case("StaticRegexFullMatch", np.array(["s3://a", "b"], S), pattern="^s3://.*")
+
 case("Softmax", real(2, 4))
 case("LogSoftmax", real(2, 4, dtype=D))
 case("SparseSoftmaxCrossEntropyWithLogits", real(3, 4), np.array([0, 3, 1], L))

@@ -385,14 +385,14 @@ fn where_true(_: &Node<'_>) -> Result<Kernel, OpError> {
     Ok(Kernel::new(|call| {
         let value = super::elementwise::converted(&call.tensor(0)?, DType::Bool)?;
         let strides = broadcast::strides(value.shape());
-        let mut out: Vec<i64> = Vec::new();
-        let mut found = 0;
+        let count = value.slice::<bool>()?.iter().filter(|x| **x).count();
+        let mut out: Vec<i64> =
+            Vec::with_capacity(tensor_elements(DType::I64, &[count, strides.len()])?);
         for (i, _) in value.slice::<bool>()?.iter().enumerate().filter(|(_, x)| **x) {
-            found += 1;
             let dims = value.shape().iter().zip(&strides);
             out.extend(dims.map(|(&dim, stride)| (i / stride % dim) as i64));
         }
-        call.set(0, Tensor::new([found, strides.len()], out)?);
+        call.set(0, Tensor::new([count, strides.len()], out)?);
         Ok(())
     }))
 }

@@ -1,5 +1,7 @@
 //! Operands of different shapes: extents of 1 stretch, missing ones in front are 1.
 
+use bytes::Bytes;
+
 use crate::session::{Element, OpError, Tensor};
 use crate::tensor::Shape;
 
@@ -130,6 +132,12 @@ pub(super) fn zip_into<T: Element + Copy>(
         y => a.slice_mut::<T>()?.iter_mut().zip(y).for_each(|(x, &y)| *x = f(*x, y)),
     }
     Ok(a)
+}
+
+/// Strings share what they hold until they are joined: the sum of their lengths is bounded too.
+pub(super) fn bounded<'a>(columns: impl Iterator<Item = &'a [Bytes]>) -> Result<(), OpError> {
+    let bytes = columns.flatten().fold(0usize, |sum, text| sum.saturating_add(text.len()));
+    crate::session::tensor_elements(crate::session::DType::U8, &[bytes]).map(drop)
 }
 
 /// Row-major strides of a shape.

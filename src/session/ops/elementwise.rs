@@ -148,6 +148,7 @@ fn binary(node: &Node<'_>) -> Result<Kernel, OpError> {
             let (a, b) = (call.tensor(0)?, call.tensor(1)?);
             let to = broadcast::shape(a.shape(), b.shape())?;
             let (x, y) = (broadcast::stretch(&a, &to)?, broadcast::stretch(&b, &to)?);
+            broadcast::bounded([x.as_slice(), y.as_slice()].into_iter())?;
             let texts =
                 x.iter().zip(&y).map(|(x, y): (&Bytes, &Bytes)| [&x[..], &y[..]].concat().into());
             call.set(0, Tensor::new(to, texts.collect::<Vec<Bytes>>())?);

@@ -56,18 +56,24 @@ fn tile(_: &Node<'_>) -> Result<Kernel, OpError> {
             )));
         }
         let to = value.shape().iter().zip(times.iter()).map(|(dim, n)| dim.saturating_mul(*n));
-        tensor_elements(value.dtype(), &to.collect::<Vec<_>>())?;
+        let to: Vec<usize> = to.collect();
+        tensor_elements(value.dtype(), &to)?;
+        if to.contains(&0) {
+            call.set(0, Tensor::zeros(value.dtype(), to)?);
+            return Ok(());
+        }
         // Innermost first, so that what is copied last is long.
-        for at in (0..times.len()).rev() {
-            value = match times[at] {
-                0 => {
-                    let mut shape = value.shape().to_vec();
-                    shape[at] = 0;
-                    Tensor::zeros(value.dtype(), shape)?
+        for at in (0..times.len()).rev().filter(|&at| times[at] != 1) {
+            let run: usize = value.shape()[at..].iter().product();
+            let mut shape = value.shape().to_vec();
+            shape[at] *= times[at];
+            value = all_types!(value.dtype(), T => {
+                let mut out: Vec<T> = Vec::with_capacity(value.len() * times[at]);
+                for row in value.slice::<T>()?.chunks_exact(run) {
+                    (0..times[at]).for_each(|_| out.extend_from_slice(row));
                 }
-                1 => value,
-                n => joined(&vec![value; n], at)?,
-            };
+                Tensor::new(shape, out)?
+            });
         }
         call.set(0, value);
         Ok(())

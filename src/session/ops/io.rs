@@ -235,6 +235,7 @@ fn string_join(node: &Node<'_>) -> Result<Kernel, OpError> {
         let columns: Result<Vec<Vec<Bytes>>, OpError> =
             parts.iter().map(|part| super::broadcast::stretch(part, &shape)).collect();
         let columns = columns?;
+        super::broadcast::bounded(columns.iter().map(Vec::as_slice))?;
         let row = |i: usize| {
             let texts: Vec<&[u8]> =
                 columns.iter().filter_map(|c| c.get(i)).map(|t| &t[..]).collect();

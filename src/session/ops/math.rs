@@ -220,7 +220,7 @@ fn products(
     p: &Matmul,
     a: &Tensor,
     b: &Tensor,
-    pairs: &[(usize, usize)],
+    pairs: impl Iterator<Item = (usize, usize)>,
     shape: Vec<usize>,
 ) -> Result<Tensor, OpError> {
     let (left, right) = (p.m * p.k, p.k * p.n);
@@ -232,7 +232,7 @@ fn products(
             (a.slice::<f32>()?, b.slice::<f32>()?, vec![0.0; shape.iter().product()]);
         let ctx = context();
         let mut scratch = vec![0.0; matmul_scratch(ctx, p)];
-        for (&(i, j), out) in pairs.iter().zip(out.chunks_exact_mut(p.m * p.n)) {
+        for ((i, j), out) in pairs.zip(out.chunks_exact_mut(p.m * p.n)) {
             let (x, y) = (&x[i * left..(i + 1) * left], &y[j * right..(j + 1) * right]);
             gemm(ctx, p, x, y, Epilogue::None, out, &mut scratch);
         }
@@ -241,7 +241,7 @@ fn products(
     numbers!(a.dtype(), T => {
         let mut out = vec![T::ZERO; shape.iter().product()];
         let (x, y) = (a.slice::<T>()?, b.slice::<T>()?);
-        for (&(i, j), out) in pairs.iter().zip(out.chunks_exact_mut(p.m * p.n)) {
+        for ((i, j), out) in pairs.zip(out.chunks_exact_mut(p.m * p.n)) {
             product(p, &x[i * left..(i + 1) * left], &y[j * right..(j + 1) * right], out);
         }
         Tensor::new(shape, out)
@@ -282,7 +282,7 @@ fn matmul(node: &Node<'_>) -> Result<Kernel, OpError> {
             }
         }
         let p = sizes(&a, &b, trans)?;
-        let out = products(&p, &a, &b, &[(0, 0)], vec![p.m, p.n])?;
+        let out = products(&p, &a, &b, std::iter::once((0, 0)), vec![p.m, p.n])?;
         call.set(0, out);
         Ok(())
     }))
@@ -299,9 +299,7 @@ fn batch_matmul(node: &Node<'_>) -> Result<Kernel, OpError> {
         let count = shape.iter().product();
         let pairs = broadcast::Walk::new(&left, &shape).zip(broadcast::Walk::new(&right, &shape));
         shape.extend([p.m, p.n]);
-        tensor_elements(a.dtype(), &shape)?;
-        let pairs: Vec<_> = pairs.take(count).collect();
-        let out = products(&p, &a, &b, &pairs, shape)?;
+        let out = products(&p, &a, &b, pairs.take(count), shape)?;
         call.set(0, out);
         Ok(())
     }))

@@ -87,7 +87,7 @@ fn sparse_cross_entropy(node: &Node<'_>) -> Result<Kernel, OpError> {
             let class = class.ok_or_else(|| {
                 OpError::invalid(format!(
                     "Received a label value of {label} which is outside the valid range of [0, {classes}).  Label values: {}",
-                    labels.integers().unwrap_or_default().iter().map(i64::to_string).collect::<Vec<_>>().join(" ")
+                    labels.integers().unwrap_or_default().iter().take(100).map(i64::to_string).collect::<Vec<_>>().join(" ")
                 ))
             })?;
             let max = row_maximum!(row, T);

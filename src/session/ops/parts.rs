@@ -22,6 +22,9 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("SplitV", split),
 ];
 
+/// How many tensors may be made of one.
+const MOST_PARTS: usize = 1 << 22;
+
 /// Elements of a tensor at regular distances.
 struct View {
     start: i64,
@@ -363,9 +366,20 @@ fn cut(value: &Tensor, at: usize, sizes: &[usize]) -> Result<Vec<Tensor>, OpErro
     Ok(parts)
 }
 
+/// Each part is a tensor of its own, much larger than an element: a small graph must not ask for too many.
+fn few(parts: usize) -> Result<(), OpError> {
+    match parts {
+        0..=MOST_PARTS => Ok(()),
+        _ => {
+            Err(OpError::exhausted(format!("{parts} rows: at most {MOST_PARTS} are made tensors")))
+        }
+    }
+}
+
 /// The rows of a tensor, without their first extent.
 pub(super) fn rows(value: &Tensor) -> Result<Vec<Tensor>, OpError> {
     let count = value.shape().first().copied().unwrap_or(0);
+    few(count)?;
     let row = value.shape().get(1..).unwrap_or_default();
     cut(value, 0, &vec![1; count])?.into_iter().map(|part| part.reshaped(row)).collect()
 }
@@ -382,6 +396,7 @@ fn unpack(node: &Node<'_>) -> Result<Kernel, OpError> {
                 text(value.shape())
             )));
         }
+        few(extent)?;
         for (i, part) in cut(&value, at, &vec![1; extent])?.into_iter().enumerate() {
             let mut dims = part.shape().to_vec();
             dims.remove(at);

@@ -158,11 +158,11 @@ fn enqueue(node: &Node<'_>) -> Result<Kernel, OpError> {
                 "the components of enqueue_many have not equally many rows",
             ));
         }
+        let rows: Result<Vec<Vec<Tensor>>, OpError> =
+            parts.iter().map(super::parts::rows).collect();
         let mut elements = vec![Vec::with_capacity(parts.len()); count];
-        for part in &parts {
-            for (element, row) in elements.iter_mut().zip(super::parts::rows(part)?) {
-                element.push(row);
-            }
+        for column in rows? {
+            elements.iter_mut().zip(column).for_each(|(element, row)| element.push(row));
         }
         queue.put(call.cancellation(), elements)
     }))
