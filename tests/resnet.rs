@@ -11,12 +11,12 @@ use serde_json::Value;
 use support::{assert_digest, golden, numbers, wave};
 use tftrain::config::{LearningRateConfig, RunConfig, TowerDevices, VariablePlacement};
 use tftrain::data::{Batch, Source};
-use tftrain::device::{Device, Slab, cpu::CpuDevice};
+use tftrain::device::{Device, Feeds, Slab, cpu::CpuDevice};
 use tftrain::graph::{Role, VarRow};
 use tftrain::model::{Compiled, Resnet, ResnetVersion, compile};
 use tftrain::store::State;
 use tftrain::tensor::{HostTensor, Shape};
-use tftrain::tower::{LocalTower, Tower};
+use tftrain::tower::{Batches, LocalTower, Tower};
 use tftrain::train::{Part, Trainer, assemble};
 use tftrain::util::clock::{Clock, ManualClock};
 
@@ -122,7 +122,14 @@ fn first_step_has_pytorchs_gradients() {
         let mut tower = LocalTower::new(device, compiled.clone()).unwrap();
         let (mut losses, batch) = ([0.0; 2], Waves::new(BATCH).batch());
         tower
-            .gradients(&variables, &batch, true, &mut gradients, &mut losses, &mut |_, _| ())
+            .gradients(
+                &variables,
+                Batches::only(&batch),
+                true,
+                &mut gradients,
+                &mut losses,
+                &mut |_, _| (),
+            )
             .unwrap();
         let expected = [numbers(&golden["losses"])[0], numbers(&golden["cross_entropies"])[0]];
         for (loss, expected) in losses.into_iter().zip(expected) {
@@ -154,7 +161,14 @@ fn gradients_agree_with_finite_differences() {
         let mut loss = |variables: &Slab, gradients: &mut Slab| {
             let mut losses = [0.0; 2];
             tower
-                .gradients(variables, &batch, false, gradients, &mut losses, &mut |_, _| ())
+                .gradients(
+                    variables,
+                    Batches::only(&batch),
+                    false,
+                    gradients,
+                    &mut losses,
+                    &mut |_, _| (),
+                )
                 .unwrap();
             f64::from(losses[0])
         };
@@ -215,7 +229,9 @@ fn ten_steps_follow_pytorch() {
         let device = CpuDevice::new(0, 2).unwrap();
         let mut program = device.load(compiled.predict()).unwrap();
         let (variables, batch) = (slab(&device, &compiled, &state), Waves::new(BATCH).batch());
-        program.run(&variables, &[&batch.features, &batch.labels], None, &mut |_, _| ()).unwrap();
+        program
+            .run(&variables, Feeds::only(&[&batch.features, &batch.labels]), None, &mut |_, _| ())
+            .unwrap();
         let mut logits = vec![0.0; BATCH * 10];
         program.fetch(0, &mut logits).unwrap();
         assert_digest(&format!("{name}: logits"), &logits, &golden["evaluated_logits"], 2e-3);
