@@ -232,11 +232,12 @@ fn node(name: &str, op: &str, input: &[&str], device: &str) -> NodeDef {
         input: input.iter().map(|&i| i.into()).collect(),
         device: device.into(),
         attr: [("T", number(1)), ("dtype", number(1))].map(|(k, v)| (k.to_owned(), v)).into(),
+        ..NodeDef::default()
     }
 }
 
 fn create(master: &Master, node: Vec<NodeDef>) -> Result<String, OpError> {
-    let graph_def = Some(GraphDef { node, versions: None });
+    let graph_def = Some(GraphDef { node, ..GraphDef::default() });
     let request = CreateSessionRequest { graph_def, ..CreateSessionRequest::default() };
     master.create(request, &Cancellation::default()).map(|created| created.session_handle)
 }
