@@ -247,6 +247,46 @@ with tf.Session(sys.argv[1]) as s: print('sum', s.run(v))
         expect(code == 0 and "sum 1000.0" in out, out)
 
 
+def memory_is_flat():
+    """A thousand sessions and 100,000 steps leave the tasks as large as they were."""
+    with Cluster({"ps": 1, "worker": 1}) as cluster:
+        script = """
+import sys, tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+with tf.device('/job:ps/task:0'):
+    v = tf.get_variable('v', [1000], initializer=tf.zeros_initializer(), use_resource=True)
+    up = v.assign_add(tf.ones([1000]))
+y = v.read_value() + 1.0
+with tf.Session(sys.argv[1]) as s: s.run(v.initializer)
+def cycles(n):
+    for _ in range(n):
+        with tf.Session(sys.argv[1]) as s: s.run([y, up])
+def steps(n):
+    with tf.Session(sys.argv[1]) as s:
+        run = s.make_callable([y, up.op])
+        for _ in range(n): run()
+for work in (lambda: (cycles(100), steps(5000)), lambda: cycles(1000), lambda: steps(100000)):
+    work(); print('done', flush=True); sys.stdin.readline()
+"""
+        client = subprocess.Popen([PYTHON, "-c", script, cluster.target("worker", 0)], env=ENV, text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        sizes = []
+        for _ in range(3):
+            expect(client.stdout.readline() == "done\n", "the client ended")
+            sizes.append([resident(task.pid) for task in cluster.tasks.values()])
+            client.stdin.write("\n")
+            client.stdin.flush()
+        client.wait()
+        print("    KiB of ps and worker after warming up, 1,000 sessions more, 100,000 steps more:", *sizes)
+        for before, after in zip(sizes[0], sizes[2]):
+            expect(after < before + 8192, f"grown from {before} to {after} KiB")
+
+
+def resident(pid):
+    """KiB of memory of a process that no file backs."""
+    return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
 RECORDED = ("demo01", "plain", "cpu", "hello", "callable", "var", "resvar")
 CASES = {
     "demo01": lambda: is_expected("demo01"),
@@ -277,6 +317,7 @@ CASES = {
     "vanished-client": cancelled_by_its_client,
     "killed-task": killed_task,
     "many-clients": many_clients,
+    "memory": memory_is_flat,
 }
 
 
