@@ -1,7 +1,7 @@
 //! Local response normalisation and batch normalisation.
 
 use super::Ctx;
-use super::reduce::{CHUNKS, row_chunks, tree_sum};
+use super::reduce::{CHUNKS, column_sums, row_chunks, tree_sum};
 use super::simd::{MAX_LANES, Vector, multiversion};
 use crate::graph::LrnParams;
 
@@ -201,54 +201,12 @@ pub fn lrn_grad(
     });
 }
 
-/// Rows that are added up before they meet a sum, which so waits for one addition in four.
-const TOGETHER: usize = 4;
-
-/// The rows of `channels` of a group.
-#[inline(always)]
-fn rows(group: &[f32], channels: usize) -> [&[f32]; TOGETHER] {
-    std::array::from_fn(|row| &group[row * channels..][..channels])
-}
-
-#[inline(always)]
-fn total(terms: [f32; TOGETHER]) -> f32 {
-    (terms[0] + terms[1]) + (terms[2] + terms[3])
-}
-
-multiversion! {
-    fn add_values(x: &[f32], out: &mut [f32]) {
-        out.fill(0.0);
-        let c = out.len();
-        let groups = x.chunks_exact(TOGETHER * c);
-        let rest = groups.remainder();
-        for x in groups.map(|x| rows(x, c)) {
-            for i in 0..c {
-                out[i] += total(x.map(|x| x[i]));
-            }
-        }
-        for x in rest.chunks_exact(c) {
-            for i in 0..c {
-                out[i] += x[i];
-            }
-        }
-    }
-}
-
 multiversion! {
     fn add_squared_distances(mean: &[f32], x: &[f32], out: &mut [f32]) {
         out.fill(0.0);
-        let c = out.len();
-        let mean = &mean[..c];
-        let groups = x.chunks_exact(TOGETHER * c);
-        let rest = groups.remainder();
-        for x in groups.map(|x| rows(x, c)) {
-            for i in 0..c {
-                out[i] += total(x.map(|x| (x[i] - mean[i]) * (x[i] - mean[i])));
-            }
-        }
-        for x in rest.chunks_exact(c) {
-            for i in 0..c {
-                out[i] += (x[i] - mean[i]) * (x[i] - mean[i]);
+        for x in x.chunks_exact(mean.len()) {
+            for ((o, x), m) in out.iter_mut().zip(x).zip(mean) {
+                *o += (x - m) * (x - m);
             }
         }
     }
@@ -274,16 +232,7 @@ multiversion! {
         let c = mean.len();
         let (weighted, plain) = out.split_at_mut(c);
         let plain = &mut plain[..c];
-        let groups = x.chunks_exact(TOGETHER * c).zip(dy.chunks_exact(TOGETHER * c));
-        for (x, dy) in groups {
-            let (x, dy) = (rows(x, c), rows(dy, c));
-            for i in 0..c {
-                plain[i] += total(dy.map(|dy| dy[i]));
-                weighted[i] += total(std::array::from_fn(|row| dy[row][i] * (x[row][i] - mean[i])));
-            }
-        }
-        let done = x.len() / (TOGETHER * c) * TOGETHER * c;
-        for (x, dy) in x[done..].chunks_exact(c).zip(dy[done..].chunks_exact(c)) {
+        for (x, dy) in x.chunks_exact(c).zip(dy.chunks_exact(c)) {
             for i in 0..c {
                 plain[i] += dy[i];
                 weighted[i] += dy[i] * (x[i] - mean[i]);
@@ -328,18 +277,16 @@ pub fn moments(ctx: Ctx, x: &[f32], out: &mut [f32], scratch: &mut [f32]) {
     let rows = rows_of(channels, x, &[(out, 2)]);
     let weight = 1.0 / rows.max(1) as f32;
     let (mean, variance) = out.split_at_mut(channels);
+    column_sums(ctx, channels, x, mean, scratch);
+    mean.iter_mut().for_each(|m| *m *= weight);
+    let mean = &*mean;
     let (per, parts) = row_chunks(rows);
     let partials = &mut scratch[..parts * channels];
-    let mut mean_of = |add: &(dyn Fn(&[f32], &mut [f32]) + Sync), out: &mut [f32]| {
-        ctx.each(parts, [(x, per * channels)], [(&mut *partials, channels)], |_, [x], [out]| {
-            add(x, out);
-        });
-        let sums = &*partials;
-        tree_sum(ctx, parts, |i| &sums[i * channels..][..channels], weight, out);
-    };
-    mean_of(&|x, out| add_values(ctx.isa, x, out), mean);
-    let mean = &*mean;
-    mean_of(&|x, out| add_squared_distances(ctx.isa, mean, x, out), variance);
+    ctx.each(parts, [(x, per * channels)], [(&mut *partials, channels)], |_, [x], [out]| {
+        add_squared_distances(ctx.isa, mean, x, out);
+    });
+    let sums = &*partials;
+    tree_sum(ctx, parts, |i| &sums[i * channels..][..channels], weight, variance);
 }
 
 /// `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel, with the two moments one after the other.

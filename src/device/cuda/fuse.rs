@@ -189,7 +189,7 @@ impl Draft {
 mod tests {
     use super::*;
     use crate::graph::Fusions;
-    use crate::model::{Cifar, compile};
+    use crate::model::{Cifar, Resnet, ResnetVersion, compile};
 
     #[test]
     fn the_tutorial_networks_step_is_a_few_launches() {
@@ -213,6 +213,28 @@ mod tests {
             count(|task| matches!(task, Task::ReluGrad | Task::Scale(_) | Task::Fill(_))),
             0
         );
+    }
+
+    /// Moments with what statistics are too large by, the normalisation, the sums of its gradient, the gradient by the input.
+    #[test]
+    fn a_batch_normalisation_is_four_launches() {
+        for (version, layers) in [(ResnetVersion::V1, 7), (ResnetVersion::V2, 8)] {
+            let model = Resnet { depth: 8, version, classes: 10 };
+            let mut draft = Draft::of(&compile(&model, 2).unwrap().train(Fusions::Forward));
+            draft.fuse();
+            let count =
+                |wanted: &dyn Fn(&Node) -> bool| draft.nodes.iter().filter(|n| wanted(n)).count();
+            let whole = |node: &Node| {
+                let both = matches!(node.task, Task::Moments { unbias: Some(_) });
+                (both || matches!(node.task, Task::BatchNormSums(_))) && node.outputs.len() == 3
+            };
+            assert_eq!(count(&whole), 2 * layers);
+            assert_eq!(count(&|node| matches!(node.task, Task::BatchNorm(_))), layers);
+            assert_eq!(count(&|node| matches!(node.task, Task::BatchNormInputGrad(_))), layers);
+            assert_eq!(count(&|node| node.task == Task::Sub), 0);
+            // Those of the padded shortcuts.
+            assert_eq!(count(&|node| matches!(node.task, Task::Slice { .. })), 4);
+        }
     }
 
     /// Each value is made once, before anybody reads it, and every gradient is made.
