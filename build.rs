@@ -1,5 +1,9 @@
 //! Compiles the protocols with a protobuf compiler written in Rust, so that no `protoc` is needed.
 
+#[allow(
+    clippy::disallowed_methods,
+    reason = "cargo names the folder of what is made in the environment"
+)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for file in ["rpc/tftrain.proto", "rpc/tensorflow.proto", "session/tensorflow.proto"] {
         println!("cargo:rerun-if-changed=src/{file}");

@@ -11,6 +11,7 @@
 
 mod call;
 mod cancel;
+mod client;
 pub mod codec;
 mod error;
 mod executor;
@@ -26,7 +27,6 @@ mod pool;
 mod program;
 mod rendezvous;
 mod resources;
-mod session;
 mod tensor;
 mod worker;
 
@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use call::{Call, Context, Value};
 pub use cancel::{Cancellation, Monitor};
+pub use client::{Running, Session};
 pub use error::{Code, OpError};
 pub use master::{Master, Voice};
 pub use node::{Input, Node};
@@ -42,7 +43,6 @@ pub use peers::{Done, Guard, Peers};
 pub use program::Program;
 pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
-pub use session::{Running, Session};
 use tensor::elements as tensor_elements;
 pub use tensor::{DType, Data, Element, Tensor};
 pub use worker::Worker;

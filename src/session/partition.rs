@@ -93,10 +93,7 @@ pub(super) fn partition(
     for &output in fetched {
         let device = chosen[output.0];
         let part = cut.part(device);
-        if !places.contains_key(&output) {
-            let place = cut.fetch(output, device, part);
-            places.insert(output, (part, place));
-        }
+        places.entry(output).or_insert_with(|| (part, cut.fetch(output, device, part)));
     }
     (cut.parts, places)
 }

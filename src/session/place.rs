@@ -134,10 +134,10 @@ pub(super) fn place(
     }
     // Of a group's root.
     let mut placed: Vec<Option<usize>> = vec![None; count];
-    for node in 0..before.len() {
+    for (node, &device) in before.iter().enumerate() {
         if keeps_state(graph, node) {
             let root = groups.root(node);
-            placed[root] = Some(before[node]);
+            placed[root] = Some(device);
         }
     }
     let late =

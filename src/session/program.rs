@@ -127,6 +127,10 @@ impl Program {
             first.push(total);
             total += count;
         }
+        let edges: usize = parsed.iter().map(Vec::len).sum();
+        if total > MAX_OUTPUTS + 64 * edges {
+            return Err(OpError::invalid("the graph names more outputs than it reads"));
+        }
         let mut program = Self {
             items: Vec::with_capacity(nodes.len()),
             inputs: Vec::new(),
@@ -248,7 +252,7 @@ impl Program {
     }
 }
 
-/// No operation has more outputs, and a name with a larger index would ask for memory.
+/// No operation has more outputs. A name with a large index asks for memory, and so do many such names.
 const MAX_OUTPUTS: usize = 1 << 16;
 
 /// Operations that the executor does itself.

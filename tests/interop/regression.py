@@ -4,7 +4,6 @@ Without --target the process has a tf.train.Server of its own, as the articles h
 
 import argparse
 import json
-import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -57,8 +56,7 @@ supervisor = tf.train.Supervisor(is_chief=chief, logdir=args.logdir, init_op=ini
 
 
 def loop(sess):
-    first = step = sess.run(global_step)
-    own, begun = 0, time.monotonic()
+    step, own = sess.run(global_step), 0
     print("began at", step, flush=True)
     while step < args.steps:
         a = np.random.randn(1 if args.article == 2 else 8)
@@ -67,7 +65,6 @@ def loop(sess):
         own += 1
         if summaries is not None and chief and own % 20 == 0:
             supervisor.summary_computed(sess, sess.run(summaries, feed), global_step=step)
-    print("rate %.1f" % ((step - first) / (time.monotonic() - begun)), flush=True)
     weight, bias = sess.run([w, b])
     print("ended at", step, "weight", weight[0], "bias", bias[0], flush=True)
     if chief:

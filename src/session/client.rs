@@ -309,10 +309,8 @@ impl Running {
             match session.worker.run(program, *id, step, feeds, fetches) {
                 Ok(fetched) => here = fetched,
                 Err(error) if error.is_derived() => derived = Some(error),
-                Err(error) => match step.cancellation.check() {
-                    Ok(()) => step.cancel(from(session.worker.task(), error)),
-                    Err(_) => {}
-                },
+                // The first reason counts: where the step was cancelled this changes nothing.
+                Err(error) => step.cancel(from(session.worker.task(), error)),
             }
         }
         let mut there: Vec<Option<RunGraphResponse>> = vec![None; guards.len()];
