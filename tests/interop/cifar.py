@@ -136,7 +136,9 @@ def build(batch):
         for pairs in zip(*gradients):
             stacked = tf.concat([tf.expand_dims(g, 0) for g, _ in pairs], 0)
             mean.append((tf.reduce_mean(stacked, 0), pairs[0][1]))
-        applied = optimizer.apply_gradients(mean, global_step=step)
+        # Variables by reference are read when somebody looks: the losses first, or they are of either step.
+        with tf.control_dependencies(losses + hits):
+            applied = optimizer.apply_gradients(mean, global_step=step)
         averages = tf.train.ExponentialMovingAverage(0.9999, step)
         moved = averages.apply(tf.trainable_variables())
         with tf.control_dependencies([applied, moved]):

@@ -53,8 +53,10 @@ def build(tf, name, resource):
     chosen = optimizer(tf, name)
     pairs = chosen.compute_gradients(loss)
     clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], 1.0)
-    train = chosen.apply_gradients(zip(clipped, [v for _, v in pairs]), global_step=step)
     right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32))
+    # Variables by reference are read when somebody looks: the losses first, or they are of either step.
+    with tf.control_dependencies([loss, right]):
+        train = chosen.apply_gradients(zip(clipped, [v for _, v in pairs]), global_step=step)
     tf.summary.scalar("loss", loss)
     tf.summary.histogram("w", w)
     return loss, right, train, tf.global_variables_initializer(), tf.summary.merge_all()

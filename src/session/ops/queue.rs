@@ -160,8 +160,9 @@ fn enqueue(node: &Node<'_>) -> Result<Kernel, OpError> {
         }
         let rows: Result<Vec<Vec<Tensor>>, OpError> =
             parts.iter().map(super::parts::rows).collect();
+        let rows = rows?;
         let mut elements = vec![Vec::with_capacity(parts.len()); count];
-        for column in rows? {
+        for column in rows {
             elements.iter_mut().zip(column).for_each(|(element, row)| element.push(row));
         }
         queue.put(call.cancellation(), elements)
