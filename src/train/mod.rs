@@ -16,7 +16,10 @@ mod strategy;
 mod supervisor;
 mod trainer;
 
-pub use duty::{Duty, Training, computing_tasks, duty, has_client, settle_mode, update_mode};
+pub use duty::{
+    Duty, Training, computing_tasks, duty, has_client, settle_mode, towers_are_counted_elsewhere,
+    update_mode,
+};
 pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
 pub use hooks::{
     CheckpointHook, EvalHook, Flow, Hook, LogHook, NotFinite, SummaryHook, Tell, TraceHook,
