@@ -5,7 +5,7 @@ use std::fs;
 use crate::cli::{Live, Space, ports, same};
 use crate::errors::copy_without;
 use crate::fake::{libraries, with_libraries};
-use crate::training::{NARROW as TWO_EACH, close, counters, run};
+use crate::training::{Env, NARROW as TWO_EACH, close, counters, run};
 
 /// The tutorial network on one picture at a time, for few steps: after some ten of them a rounding decides which side of a
 /// ReLU a sum falls on, and the network goes another way.
@@ -187,7 +187,7 @@ fn sums_begin_while_the_rest_is_computed() {
     let space = Space::new();
     let flags = format!("{TWO_EACH} --max-steps {STEPS} --num-gpus 2 --variables replicated");
     let late = [("FAKE_CUDA_DELAY_US", "300")];
-    let ways: [(&str, &str, &[(&str, &str)]); 4] = [
+    let ways: [(&str, &str, Env<'_>); 4] = [
         ("host", "--reduce cpu", &[]),
         ("early", "", &[("FAKE_CUDA_TRACE", "count.json")]),
         ("late", "", &late),

@@ -63,20 +63,25 @@ fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
 
+    fn one(range: Range<usize>) -> Vec<Range<usize>> {
+        std::iter::once(range).collect()
+    }
+
     #[test]
     fn a_piece_ends_where_a_bucket_is_full_and_gradients_are_left() {
         let big = BUCKET;
         let none = Vec::new;
-        let made = [none(), vec![big + 16..2 * big], vec![16..32, 0..10], none(), vec![64..big]];
+        let made = [none(), one(big + 16..2 * big), vec![16..32, 0..10], none(), one(64..big)];
         let launches = |pieces: Vec<Piece>| -> Vec<_> {
             pieces.into_iter().map(|piece| (piece.launches, piece.ranges)).collect()
         };
-        let whole = vec![(0..5, vec![0..32, 64..big, big + 16..2 * big])];
-        assert_eq!(launches(cut(&made)), whole, "a bucket less 16 is not full");
-        let made = [vec![big..2 * big], none(), vec![0..10], none()];
-        let two = vec![(0..1, vec![big..2 * big]), (1..4, vec![0..10])];
+        // A bucket less 16 is not full.
+        let late = vec![(0..3, vec![0..32, big + 16..2 * big]), (3..5, one(64..big))];
+        assert_eq!(launches(cut(&made)), late);
+        let made = [one(big..2 * big), none(), one(0..10), none()];
+        let two = vec![(0..1, one(big..2 * big)), (1..4, one(0..10))];
         assert_eq!(launches(cut(&made)), two);
-        assert_eq!(cut(&[vec![0..big], none()]).len(), 1);
+        assert_eq!(cut(&[one(0..big), none()]).len(), 1);
         assert_eq!(cut(&[]), []);
     }
 }
