@@ -15,12 +15,14 @@ pub struct Batches<'a> {
     pub now: &'a Batch,
     /// That of the tower's next call, where it is known.
     pub next: Option<&'a Batch>,
+    /// Whether gradients that stay on the device are told of while the rest is computed.
+    pub early: bool,
 }
 
 impl<'a> Batches<'a> {
     /// After which nothing is known.
     pub fn only(now: &'a Batch) -> Self {
-        Self { now, next: None }
+        Self { now, next: None, early: false }
     }
 }
 
@@ -118,13 +120,15 @@ impl Tower for LocalTower {
         let program = match &mut self.observe {
             Some(program) if observe => {
                 self.known = false;
-                program.run(variables, Feeds::only(&now), Some(into), done)?;
+                let feeds = Feeds { early: batches.early, ..Feeds::only(&now) };
+                program.run(variables, feeds, Some(into), done)?;
                 program
             }
             _ => {
                 let known = std::mem::replace(&mut self.known, next.is_some());
                 let next = next.as_ref().map(|next| &next[..]);
-                self.train.run(variables, Feeds { now: &now, next, known }, Some(into), done)?;
+                let feeds = Feeds { now: &now, next, known, early: batches.early };
+                self.train.run(variables, feeds, Some(into), done)?;
                 &mut self.train
             }
         };

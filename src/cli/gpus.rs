@@ -4,12 +4,10 @@ use anyhow::Result;
 
 use super::output::note;
 use crate::cluster::{Lookup, Place};
-use crate::config::{
-    ClusterMode, Engine, Origin, Precision, Reduce, Resolved, RunConfig, TowerDevices,
-};
+use crate::config::{Engine, Origin, Precision, Reduce, Resolved, RunConfig, TowerDevices};
 use crate::device::DeviceError;
 use crate::device::cuda;
-use crate::train::computing_tasks;
+use crate::train::{computing_tasks, towers_are_counted_elsewhere};
 
 /// Puts the towers where they were asked for, beside those of other processes of this host. Where nobody asked they are on
 /// the GPUs, if there are some.
@@ -107,7 +105,7 @@ impl Fellows {
             }
             known => known,
         };
-        let counted = config.cluster.mode != ClusterMode::Collective;
+        let counted = towers_are_counted_elsewhere(config);
         Self { rank, size, masked, counted }
     }
 

@@ -81,7 +81,8 @@ pub struct UpdateSlabs<'a> {
 }
 
 /// Hears of each range of the slab of gradients, with its values, as soon as they are final, while the rest is still being
-/// computed. A GPU tells of all when the step is over, and of none where the slab is its own.
+/// computed. A GPU tells of all when the step is over; where the slab is its own, of larger ranges without values, and only where
+/// that is wanted ([`Feeds::early`]): as soon as the work that makes them has been enqueued.
 pub type Done<'a> = &'a mut (dyn FnMut(Range<usize>, &[f32]) + Send);
 
 /// What is fed to a program. A feed has as many floats as its placeholder, or is [`Device::keep_pictures`]'s short form of that.
@@ -93,12 +94,14 @@ pub struct Feeds<'a> {
     pub next: Option<&'a [&'a [f32]]>,
     /// Whether `now` was the `next` of the last run.
     pub known: bool,
+    /// Whether [`Done`] wants to hear of gradients that stay on the device.
+    pub early: bool,
 }
 
 impl<'a> Feeds<'a> {
     /// Of a run after which nothing is known.
     pub fn only(now: &'a [&'a [f32]]) -> Self {
-        Self { now, next: None, known: false }
+        Self { now, next: None, known: false, early: false }
     }
 }
 

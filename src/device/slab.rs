@@ -1,6 +1,7 @@
 //! [`Slab`]: one flat f32 vector on one device.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::cuda::Memory;
 use super::{DeviceError, heap};
@@ -19,7 +20,8 @@ pub struct Slab {
 /// Closed: few kinds of memory exist, so this is an enum and nobody downcasts.
 enum Buffer {
     Host(Vec<Line>),
-    Cuda(Memory),
+    /// Shared with who sums it while it is being computed.
+    Cuda(Arc<Memory>),
 }
 
 impl Slab {
@@ -35,7 +37,7 @@ impl Slab {
 
     /// The whole of a GPU's memory.
     pub(super) fn cuda(memory: Memory, len: usize) -> Self {
-        Self { buffer: Buffer::Cuda(memory), len }
+        Self { buffer: Buffer::Cuda(Arc::new(memory)), len }
     }
 
     /// Floats.
@@ -65,7 +67,7 @@ impl Slab {
     }
 
     /// The memory, where it is a GPU's.
-    pub(super) fn as_cuda(&self) -> Option<&Memory> {
+    pub(super) fn as_cuda(&self) -> Option<&Arc<Memory>> {
         match &self.buffer {
             Buffer::Host(_) => None,
             Buffer::Cuda(memory) => Some(memory),

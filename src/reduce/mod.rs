@@ -42,6 +42,10 @@ pub trait GradientReducer: Send {
 
 /// Hears of gradients while they are being computed, so that who has to wait for others can begin.
 pub trait Sink: Sync {
+    /// Whether gradients that stay on GPUs are told of, too: without values, when the work that makes them has been enqueued.
+    fn is_early(&self) -> bool {
+        false
+    }
     /// A range of gradient `index` has these values for good. Called once for each range, from the threads of the towers.
     fn ready(&self, index: usize, range: Range<usize>, values: &[f32]);
 }

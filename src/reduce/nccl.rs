@@ -1,8 +1,9 @@
 //! [`NcclMean`]: the mean over GPUs, which never leaves them.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{GradientReducer, Link, ReduceError};
+use super::{GradientReducer, Link, Nobody, ReduceError, Sink};
 use crate::device::cuda::{self, CommGroup, Summand, UniqueId};
 use crate::device::{Device, DeviceError, Slab};
 
@@ -12,8 +13,11 @@ use crate::device::{Device, DeviceError, Slab};
 /// gradients. The bits are the same on all GPUs. In which order NCCL adds is up to NCCL: it depends on the number of GPUs, on
 /// how they are connected and on NCCL's version, and stays the same while these do. So the mean is not that of
 /// [`super::CpuMean`] to the last bit.
+///
+/// Where each GPU has one gradient, ranges of it are summed as soon as they are final on all of them, while the rest is still being
+/// computed. All processes sum the same ranges in the same order.
 pub struct NcclMean {
-    group: CommGroup,
+    sums_early: Mutex<Early>,
     /// A tower's each.
     devices: Vec<Arc<dyn Device>>,
     /// The sums of towers that have several micro-batches each.
@@ -22,10 +26,48 @@ pub struct NcclMean {
     host: Option<Slab>,
     /// One over the gradients of all processes, or 1 where the sum is wanted.
     scale: f32,
-    /// Says whether the other processes are there.
-    link: Option<Box<dyn Link>>,
     /// With other processes, for each GPU two floats of its own and their sums over all: losses, and of how many gradients.
     tallies: Vec<(Slab, Slab)>,
+}
+
+/// The communicator, and how far a step's early sums are.
+struct Early {
+    group: CommGroup,
+    /// Says whether the other processes are there.
+    link: Option<Box<dyn Link>>,
+    /// Ranges that are told of in this step, in the order of the first GPU that tells of each.
+    ranges: Vec<Range<usize>>,
+    /// How many of them each GPU has told of.
+    told: Vec<usize>,
+    /// How many are being summed.
+    begun: usize,
+    failed: Option<ReduceError>,
+}
+
+impl Early {
+    /// A GPU has been given all the work that makes a range.
+    fn ready(&mut self, rank: usize, range: Range<usize>) -> Result<(), ReduceError> {
+        let n = self.told[rank];
+        match self.ranges.get(n) {
+            None => self.ranges.push(range),
+            Some(known) if *known == range => {}
+            Some(known) => {
+                let reason = format!("{range:?} is ready where {known:?} is due");
+                let device = "a GPU's gradients".to_owned();
+                return Err(DeviceError::Mismatch { device, reason }.into());
+            }
+        }
+        self.group.mark(rank, n)?;
+        self.told[rank] += 1;
+        let all = self.told.iter().copied().min().unwrap_or(0);
+        let Self { group, link, ranges, begun, .. } = self;
+        while *begun < all {
+            let mut watch = || link.as_mut().map_or(Ok(()), |link| link.glance());
+            group.begin_sum(*begun, &ranges[*begun], &mut watch)?;
+            *begun += 1;
+        }
+        Ok(())
+    }
 }
 
 /// Who takes part beside the GPUs of this process.
@@ -60,7 +102,7 @@ impl NcclMean {
             }
         }
         let places = if sums.is_empty() { grads } else { &sums };
-        let (group, link, gradients) = match fellows {
+        let (group, link, gradients): (_, Option<Box<dyn Link>>, _) = match fellows {
             None => {
                 let id = cuda::unique_id()?;
                 let group = CommGroup::join::<ReduceError>(places, id, 0, own, &mut || Ok(()))?;
@@ -75,7 +117,9 @@ impl NcclMean {
             }
         };
         let scale = 1.0 / gradients as f32;
-        Ok(Self { group, devices, sums, host: None, scale, link, tallies })
+        let (ranges, told) = (Vec::new(), vec![0; devices.len()]);
+        let early = Early { group, link, ranges, told, begun: 0, failed: None };
+        Ok(Self { sums_early: Mutex::new(early), devices, sums, host: None, scale, tallies })
     }
 
     /// With a copy of the mean in the memory of `host`, which is then the result.
@@ -89,13 +133,48 @@ impl NcclMean {
     }
 }
 
+impl Sink for NcclMean {
+    fn is_early(&self) -> bool {
+        true
+    }
+
+    fn ready(&self, index: usize, range: Range<usize>, values: &[f32]) {
+        let mut early = self.sums_early.lock().unwrap_or_else(PoisonError::into_inner);
+        if values.is_empty() && early.failed.is_none() && index < early.told.len() {
+            early.failed = early.ready(index, range).err();
+        }
+    }
+}
+
 impl GradientReducer for NcclMean {
     fn name(&self) -> &'static str {
         "nccl"
     }
 
+    fn begin(&mut self) -> &dyn Sink {
+        // Micro-batches are added up first.
+        match self.sums.is_empty() {
+            true => self,
+            false => &Nobody,
+        }
+    }
+
     fn reduce(&mut self, grads: &mut [Slab], loss: &mut f64) -> Result<(), ReduceError> {
-        let Self { group, devices, sums, host, scale, link, tallies } = self;
+        let Self { sums_early, devices, sums, host, scale, tallies } = self;
+        let early = sums_early.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = early.failed.take() {
+            return Err(error);
+        }
+        let is_under_way = early.begun > 0;
+        if early.begun < early.ranges.len() {
+            let reason = "a GPU has told of fewer gradients than others".to_owned();
+            let device = "NCCL".to_owned();
+            return Err(DeviceError::Mismatch { device, reason }.into());
+        }
+        early.ranges.clear();
+        early.told.fill(0);
+        early.begun = 0;
+        let Early { group, link, .. } = early;
         let each = (grads.len() / devices.len()).max(1);
         if each > 1 {
             for (device, own) in devices.iter().zip(grads.chunks_mut(each)) {
@@ -108,6 +187,7 @@ impl GradientReducer for NcclMean {
         }
         let mut into = sums.iter_mut();
         let own = grads.chunks_mut(each).map(|own| &mut own[0]).enumerate();
+        let own = own.filter(|_| !is_under_way);
         let own = own.map(|(rank, own)| match into.next() {
             Some(sum) => Summand { rank, slab: sum, from: Some(own) },
             None => Summand { rank, slab: own, from: None },

@@ -56,6 +56,11 @@ pub fn has_any_jobs(config: &RunConfig) -> bool {
     matches!(config.cluster.mode, ClusterMode::InGraph | ClusterMode::Session)
 }
 
+/// Whether tasks without towers have to know how many towers the others have.
+pub fn towers_are_counted_elsewhere(config: &RunConfig) -> bool {
+    config.cluster.mode != ClusterMode::Collective
+}
+
 /// The tasks whose towers' gradients make one update of a synchronous cluster.
 pub fn computing_tasks(config: &RunConfig, spec: &ClusterSpec) -> Vec<TaskId> {
     match config.cluster.mode {

@@ -17,7 +17,8 @@ mod supervisor;
 mod trainer;
 
 pub use duty::{
-    Duty, Training, computing_tasks, duty, has_any_jobs, has_client, settle_mode, update_mode,
+    Duty, Training, computing_tasks, duty, has_any_jobs, has_client, settle_mode,
+    towers_are_counted_elsewhere, update_mode,
 };
 pub use eval::{ClassScore, Evaluation, Evaluator, Weights};
 pub use hooks::{

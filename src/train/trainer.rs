@@ -22,10 +22,11 @@ pub struct Trainer {
     pub(super) progress: Arc<Progress>,
     pub(super) trace: Option<Arc<Trace>>,
     pub(super) input: InputPipeline,
+    /// Dropped before the towers: their GPUs wait for sums that it has begun.
+    pub(super) reducer: Box<dyn GradientReducer>,
     pub(super) towers: Vec<Box<dyn Tower>>,
     /// The number of the first of them among all of the run.
     pub(super) first_tower: usize,
-    pub(super) reducer: Box<dyn GradientReducer>,
     pub(super) store: Box<dyn VariableStore>,
     pub(super) table: Arc<VarTable>,
     /// Names of the losses every tower reports, the total first.
@@ -197,7 +198,7 @@ impl Trainer {
                 let mut done = |range, values: &_| sink.ready(i * n_micro + micro, range, values);
                 let start = trace.and_then(Trace::start);
                 let next = batches.get(micro + 1).or_else(|| ahead.get(i * n_micro));
-                let batch = Batches { now: batch, next };
+                let batch = Batches { now: batch, next, early: sink.is_early() };
                 tower
                     .gradients(pulled.replica(i), batch, observe && i == 0, into, losses, &mut done)
                     .with_context(|| format!("tower_{}", self.first_tower + i))?;

@@ -219,8 +219,8 @@ fn contradictions_name_both_origins() {
              several towers can only share `variables: cpu` if their gradients are averaged",
         ),
         (
-            "reduce: nccl\n",
-            "`reduce: nccl` (configs/a.yaml:1) contradicts `towers.cpus: 1` (default): \
+            "reduce: nccl\ntowers: {cpus: 1}\n",
+            "`reduce: nccl` (configs/a.yaml:1) contradicts `towers.cpus: 1` (configs/a.yaml:2): \
              nccl averages between gpus only",
         ),
         (
@@ -234,8 +234,8 @@ fn contradictions_name_both_origins() {
              (configs/a.yaml:1): they are numbers of gpus",
         ),
         (
-            "precision: tf32\n",
-            "`precision: tf32` (configs/a.yaml:1) contradicts `towers.cpus: 1` (default): \
+            "precision: tf32\ntowers: {cpus: 1}\n",
+            "`precision: tf32` (configs/a.yaml:1) contradicts `towers.cpus: 1` (configs/a.yaml:2): \
              tf32 is a way of gpus to multiply",
         ),
         (

@@ -5,7 +5,7 @@ use std::fs;
 use crate::cli::{Live, Space, ports, same};
 use crate::errors::copy_without;
 use crate::fake::{libraries, on_gpus, real, with_libraries};
-use crate::training::{NARROW as TWO_EACH, close, run};
+use crate::training::{Env, NARROW as TWO_EACH, close, counters, run};
 
 /// The tutorial network on one picture at a time, for few steps: after some ten of them a rounding decides which side of a
 /// ReLU a sum falls on, and the network goes another way.
@@ -181,4 +181,29 @@ fn a_worker_that_diverges_ends_both_with_6() {
             worker.ended().code(6).says(&["diverged with loss"]);
         }
     }
+}
+
+/// A step is two pieces, and the gradients of the first are summed while the second is computed: the bits stay the same, whatever
+/// comes late.
+#[test]
+fn sums_begin_while_the_rest_is_computed() {
+    const STEPS: u64 = 5;
+    let space = Space::new();
+    let flags = format!("{TWO_EACH} --max-steps {STEPS} --num-gpus 2 --variables replicated");
+    let late = [("FAKE_CUDA_DELAY_US", "300")];
+    let ways: [(&str, &str, Env<'_>); 4] = [
+        ("host", "--reduce cpu", &[]),
+        ("early", "", &[("FAKE_CUDA_TRACE", "count.json")]),
+        ("late", "", &late),
+        ("seen", "--set train.summary_every=1", &late),
+    ];
+    for (name, more, env) in ways {
+        let args = format!("{flags} {more} --train-dir {name}");
+        let Some(ended) = run(&space, &args, env) else { return };
+        ended.code(0);
+        same(&space.checkpoint("host", STEPS), &space.checkpoint(name, STEPS));
+    }
+    let counters = counters(&space, "count.json");
+    assert_eq!(counters["graph"].as_u64(), Some(2 * 2 * (STEPS - 1)), "{counters:?}");
+    assert_eq!(counters["leaked_bytes"].as_u64().unwrap_or(0), 0, "{counters:?}");
 }

@@ -22,7 +22,7 @@ pub(crate) const NARROW: &str =
     "cifar10 --synthetic --batch-size 2 --set data.examples=100 --summary-every 0 --log-every 1";
 
 /// Variables of the environment.
-type Env<'a> = &'a [(&'a str, &'a str)];
+pub(crate) type Env<'a> = &'a [(&'a str, &'a str)];
 
 /// Runs the program on GPUs; `None` where there are not as many, or the stand-in cannot be built.
 pub(crate) fn run(space: &Space, args: &str, env: Env<'_>) -> Option<Ended> {

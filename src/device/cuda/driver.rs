@@ -247,11 +247,7 @@ impl Memory {
     }
 
     /// Copies floats from the host, from `offset` on.
-    pub(in crate::device) fn write(
-        &mut self,
-        offset: usize,
-        from: &[f32],
-    ) -> Result<(), DeviceError> {
+    pub(in crate::device) fn write(&self, offset: usize, from: &[f32]) -> Result<(), DeviceError> {
         self.inside(offset, from.len())?;
         self.driver.bind()?;
         self.driver.upload(from, self.start.at(offset))?;
@@ -259,7 +255,7 @@ impl Memory {
     }
 
     /// Copies everything from memory of this or another GPU.
-    pub(in crate::device) fn copy_from(&mut self, from: &Memory) -> Result<(), DeviceError> {
+    pub(in crate::device) fn copy_from(&self, from: &Memory) -> Result<(), DeviceError> {
         self.inside(0, from.floats)?;
         // What is to be copied must be there: the other GPU has a stream of its own.
         from.driver.bind()?;

@@ -58,6 +58,15 @@ impl Event {
         self.driver.check("waiting for its work", reached.result())
     }
 
+    /// Whether the mark has been reached; `what` is being done.
+    pub(super) fn is_reached(&self, what: &str) -> Result<bool, DeviceError> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.event) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => self.driver.check(what, other.result()).map(|()| true),
+        }
+    }
+
     /// The time from this mark to a later one; both have been reached, and are [`Event::timed`].
     pub(super) fn until(&self, later: &Self) -> Result<Duration, DeviceError> {
         let mut milliseconds: f32 = 0.0;

@@ -8,6 +8,7 @@ use super::events::Event;
 use super::input::Input;
 use super::kernels::Grid;
 use super::launch::Memories;
+use super::pieces::{Piece, pieces};
 use super::plan::{Libraries, Plan};
 use super::{Engine, Precision};
 use crate::device::{DRAW, DeviceError, Done, Executable, Feeds, Slab};
@@ -26,6 +27,9 @@ pub(super) struct Executor {
     graphs: Vec<Recorded>,
     program: Program,
     plan: Plan,
+    /// The whole step, and the step cut for who sums gradients early.
+    whole: Piece,
+    pieces: Vec<Piece>,
     engine: Arc<Engine>,
     /// Feeds, arena, workspace and counters, one behind the other.
     memory: Memory,
@@ -55,14 +59,24 @@ struct Staging {
     device: Memory,
 }
 
-/// Variables and gradients of a step, and whether its first feed comes in its short form.
-type Form = (Ptr, Ptr, bool);
+/// What a recording of a step holds for.
+#[derive(Clone, Copy, PartialEq)]
+struct Form {
+    variables: Ptr,
+    gradients: Ptr,
+    /// Whether gradients are copied to the host.
+    to_host: bool,
+    /// Whether the first feed comes in its short form.
+    is_short: bool,
+    /// Whether it is cut into pieces.
+    in_pieces: bool,
+}
 
 /// A recorded step, for the slabs that it was recorded with.
 struct Recorded {
     form: Form,
-    /// None after the first run, which warms up the libraries.
-    graph: Option<Graph>,
+    /// One per piece; none after the first run, which warms up the libraries.
+    graphs: Vec<Graph>,
 }
 
 impl Executor {
@@ -103,6 +117,8 @@ impl Executor {
             workspace: start.at(workspace),
             counters: start.at(counters),
             program,
+            whole: Piece { launches: 0..plan.launches.len(), ranges: Vec::new() },
+            pieces: pieces(&plan.launches),
             plan,
             engine,
             memory,
@@ -203,21 +219,29 @@ impl Executor {
         }
     }
 
-    /// Enqueues a whole step: copies in, launches, copies out. With `marks`, one is set before and after each launch.
-    fn enqueue(
-        &mut self,
-        (variables, gradients, is_short): Form,
-        to_host: bool,
-        marks: &[Event],
-    ) -> Result<(), DeviceError> {
+    /// The pieces of a step.
+    fn pieces(&self, form: Form) -> &[Piece] {
+        match form.in_pieces {
+            true => &self.pieces,
+            false => std::slice::from_ref(&self.whole),
+        }
+    }
+
+    /// Enqueues a piece of a step: copies in, launches, copies out. With `marks`, one is set before and after each launch.
+    fn enqueue(&mut self, form: Form, n: usize, marks: &[Event]) -> Result<(), DeviceError> {
+        let Form { variables, gradients, to_host, is_short, .. } = form;
+        let (is_first, is_last) = (n == 0, n + 1 == self.pieces(form).len());
+        let launches = self.pieces(form)[n].launches.clone();
         let driver = &self.engine.driver;
-        if let Some(pictures) = self.engine.pictures.get().filter(|_| is_short) {
+        if let Some(pictures) = self.engine.pictures.get().filter(|_| is_short && is_first) {
             let (count, of) = (self.program.feeds[0][0], pictures.count as i32);
             let (grid, from) = (Grid::blocks([count, 1, 1]), pictures.memory.start());
             self.engine.kernels.augment(grid, from, self.draws, self.feeds[0], of)?;
         }
-        if let Some(staging) =
-            self.variables.as_ref().filter(|staging| staging.device.start() == variables)
+        if let Some(staging) = self
+            .variables
+            .as_ref()
+            .filter(|staging| is_first && staging.device.start() == variables)
         {
             driver.upload(staging.host.floats(), variables)?;
         }
@@ -227,49 +251,57 @@ impl Executor {
         let mut marks = marks.iter();
         let mut mark = || marks.next().map_or(Ok(()), |mark| mark.record(driver.stream()));
         mark()?;
-        for launch in &self.plan.launches {
+        for launch in &self.plan.launches[launches] {
             launch.enqueue(&self.engine.kernels, &memories)?;
             mark()?;
         }
-        if let Some(staging) = self.gradients.as_mut().filter(|_| to_host) {
+        if let Some(staging) = self.gradients.as_mut().filter(|_| to_host && is_last) {
             driver.download(gradients, staging.host.floats_mut())?;
         }
-        if self.plan.scalars > 0 {
+        if is_last && self.plan.scalars > 0 {
             driver.download(arena, self.scalars.floats_mut())?;
         }
         Ok(())
     }
 
-    /// Launches a step: recorded from its second run with these slabs on.
-    fn launch(&mut self, form: Form, to_host: bool) -> Result<(), DeviceError> {
-        match self.graphs.iter().position(|recorded| recorded.form == form) {
-            None => {
-                if self.graphs.len() == GRAPHS {
-                    self.graphs.remove(0);
-                }
-                self.graphs.push(Recorded { form, graph: None });
-                self.enqueue(form, to_host, &[])
+    /// Launches a step: recorded from its second run in this form on. `tell` hears of each piece that is on its way.
+    fn launch(&mut self, form: Form, tell: &mut dyn FnMut(&Piece)) -> Result<(), DeviceError> {
+        let known = self.graphs.iter().position(|recorded| recorded.form == form);
+        let at = known.unwrap_or_else(|| {
+            if self.graphs.len() == GRAPHS {
+                self.graphs.remove(0);
             }
-            Some(i) => {
-                if self.graphs[i].graph.is_none() {
+            self.graphs.push(Recorded { form, graphs: Vec::new() });
+            self.graphs.len() - 1
+        });
+        for n in 0..self.pieces(form).len() {
+            if known.is_none() {
+                self.enqueue(form, n, &[])?;
+            } else {
+                if self.graphs[at].graphs.len() == n {
                     let driver = self.engine.driver.clone();
-                    let graph = driver.capture(|| self.enqueue(form, to_host, &[]))?;
-                    self.graphs[i].graph = Some(graph);
+                    let graph = driver.capture(|| self.enqueue(form, n, &[]))?;
+                    self.graphs[at].graphs.push(graph);
                 }
-                self.graphs[i].graph.as_ref().map_or(Ok(()), Graph::launch)
+                self.graphs[at].graphs[n].launch()?;
             }
+            tell(&self.pieces(form)[n]);
+            // Who was told may have used another GPU.
+            self.engine.driver.bind()?;
         }
+        Ok(())
     }
 
     /// Launches a step one by one, and draws when the GPU did what.
-    fn launch_traced(&mut self, form: Form, to_host: bool) -> Result<(), DeviceError> {
+    fn launch_traced(&mut self, form: Form) -> Result<(), DeviceError> {
         let Some((trace, lane)) = self.trace.clone() else { return Ok(()) };
+        let form = Form { in_pieces: false, ..form };
         let driver = self.engine.driver.clone();
         let marks = (0..=self.plan.launches.len()).map(|_| Event::timed(&driver));
         let marks = marks.collect::<Result<Vec<_>, _>>()?;
         driver.synchronize()?;
         let Some(start) = trace.start() else { return Ok(()) };
-        self.enqueue(form, to_host, &marks)?;
+        self.enqueue(form, 0, &marks)?;
         driver.synchronize()?;
         for ((from, to), launch) in marks.iter().zip(&marks[1..]).zip(&self.plan.launches) {
             let start = start + marks[0].until(from)?;
@@ -322,7 +354,6 @@ impl Fit {
 }
 
 impl Executable for Executor {
-    /// Gradients that lie on the host are told of when all are there; those on the GPU are not told of.
     fn run(
         &mut self,
         variables: &Slab,
@@ -339,10 +370,22 @@ impl Executable for Executor {
         let variables_at = self.place_variables(variables)?;
         let (gradients_at, to_host) = self.place_gradients(gradients.as_deref())?;
         self.running.set(true);
-        let form = (variables_at, gradients_at, self.take_input()?);
+        let form = Form {
+            variables: variables_at,
+            gradients: gradients_at,
+            to_host,
+            is_short: self.take_input()?,
+            in_pieces: feeds.early && !to_host && gradients.is_some(),
+        };
+        let mut tell = |piece: &Piece| {
+            piece.ranges.iter().for_each(|range| done(range.clone(), &[]));
+        };
         match &self.trace {
-            Some((trace, _)) if trace.is_open() => self.launch_traced(form, to_host)?,
-            _ => self.launch(form, to_host)?,
+            Some((trace, _)) if trace.is_open() => {
+                self.launch_traced(form)?;
+                self.pieces(form).iter().for_each(&mut tell);
+            }
+            _ => self.launch(form, &mut tell)?,
         }
         if let Some(next) = feeds.next {
             self.check(next)?;

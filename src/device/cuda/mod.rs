@@ -17,6 +17,7 @@ mod launch;
 mod libnccl;
 mod nccl;
 mod peers;
+mod pieces;
 mod plan;
 mod probe;
 mod scratch;
@@ -107,7 +108,7 @@ impl CudaDevice {
 
     fn on_device(&self, slab: &Slab) -> Result<Ptr, DeviceError> {
         let memory = slab.as_cuda().filter(|memory| memory.is_on(&self.engine.driver));
-        memory.map(Memory::start).ok_or_else(|| {
+        memory.map(|memory| memory.start()).ok_or_else(|| {
             let reason = "a slab is not in this GPU's memory".to_owned();
             DeviceError::Mismatch { device: self.name.to_string(), reason }
         })

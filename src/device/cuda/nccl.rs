@@ -1,12 +1,13 @@
 //! [`CommGroup`]: the GPUs of this process as ranks of an NCCL communicator, alone or with those of other processes.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUresult};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
 
-use super::driver::{Driver, Memory, failure};
+use super::driver::{Driver, Memory, Ptr};
+use super::events::{Event, SideStream};
 use super::libnccl::{IN_PROGRESS, Nccl, SUCCESS, UniqueId, does_not_block, nccl};
 use crate::device::{DeviceError, Slab};
 
@@ -35,16 +36,24 @@ pub struct CommGroup {
     /// Ranks of all processes.
     size: usize,
     aborted: bool,
+    /// Whether sums have begun whose end nobody has seen.
+    summing: bool,
 }
 
 struct Rank {
     comm: ncclComm_t,
     driver: Arc<Driver>,
+    /// What is summed while it is being computed.
+    memory: Arc<Memory>,
+    /// Where it sums, beside the steps' stream.
+    side: SideStream,
+    /// Where in the steps' stream the operands of a sum are there: of each of those that are summed early, and of others.
+    marks: Vec<Event>,
     /// Recorded after a sum.
-    done: sys::CUevent,
+    done: Event,
 }
 
-// SAFETY: communicators and events are used by one thread at a time, through `&mut self`, with their context bound.
+// SAFETY: communicators are used by one thread at a time, through `&mut self`, with their context bound.
 unsafe impl Send for CommGroup {}
 
 /// One rank's part in a sum over all ranks.
@@ -56,6 +65,17 @@ pub struct Summand<'a> {
     /// What is summed where that is not the slab itself.
     pub from: Option<&'a Slab>,
 }
+
+/// As NCCL takes it.
+struct Part {
+    rank: usize,
+    from: Ptr,
+    to: Ptr,
+    len: usize,
+}
+
+/// What is being done, for errors.
+const SUMMING: &str = "summing gradients by NCCL";
 
 /// The card a slab lies on, the same name in all processes of a machine and another on all other cards; `None` on the host.
 pub fn card_id(slab: &Slab) -> Option<String> {
@@ -76,7 +96,7 @@ impl CommGroup {
         watch: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<Self, E> {
         let nccl = nccl().map_err(|reason| absent("NCCL", reason))?;
-        let mut group = Self { nccl, ranks: Vec::new(), size, aborted: false };
+        let mut group = Self { nccl, ranks: Vec::new(), size, aborted: false, summing: false };
         group.enter(slabs, id, first)?;
         group.wait("connecting the GPUs", Self::is_settled, watch)?;
         Ok(group)
@@ -89,12 +109,11 @@ impl CommGroup {
         let mut entered = Ok(());
         for (i, slab) in slabs.iter().enumerate() {
             entered = entered.and_then(|()| {
-                let driver = on_gpu(slab)?.driver().clone();
-                driver.bind()?;
-                let (mut comm, mut done) = (std::ptr::null_mut(), std::ptr::null_mut());
-                // SAFETY: the context is bound; the event is given back in `drop`.
-                let made = unsafe { sys::cuEventCreate(&mut done, 2) }.result();
-                driver.check("creating an event", made)?;
+                let memory = on_gpu(slab)?.clone();
+                let driver = memory.driver().clone();
+                let (side, done) = (SideStream::new(&driver)?, Event::new(&driver)?);
+                let marks = vec![Event::new(&driver)?];
+                let mut comm = std::ptr::null_mut();
                 // SAFETY: as nccl.h says; the communicator is given back in `drop` or `abort`.
                 let code = unsafe {
                     (self.nccl.init_rank)(
@@ -105,7 +124,7 @@ impl CommGroup {
                         &mut config,
                     )
                 };
-                self.ranks.push(Rank { comm, driver, done });
+                self.ranks.push(Rank { comm, driver, memory, side, marks, done });
                 self.check(i, "connecting it by NCCL", code)
             });
         }
@@ -127,8 +146,9 @@ impl CommGroup {
         self.size
     }
 
-    /// Sums slabs of equal length over all ranks, on the ranks' own streams, and waits for the end: here all sums are there. Every
-    /// rank of this process must have a part in each of the sums; all processes do the same sums in the same order.
+    /// Sums slabs of equal length over all ranks, behind what their streams have been given so far, and waits for the end: here all
+    /// sums are there. Every rank of this process must have a part in each of the sums; all processes do the same sums in the same
+    /// order.
     ///
     /// # Errors
     /// [`DeviceError::Gpu`] for what NCCL says, and what `watch` says.
@@ -137,71 +157,136 @@ impl CommGroup {
         summands: impl Iterator<Item = Summand<'a>>,
         watch: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
-        let what = "summing gradients by NCCL";
-        if let Err(error) = self.enqueue(summands, what) {
-            self.abort();
-            return Err(error.into());
+        let summands: Result<Vec<Part>, DeviceError> = summands
+            .map(|Summand { rank, slab, from }| {
+                let (to, len) = (on_gpu(slab)?, slab.len());
+                let from = from.map_or(Ok(to), on_gpu)?;
+                let own = &self.ranks[rank].driver;
+                if !to.is_on(own) || !from.is_on(own) || from.len() != len {
+                    let reason = "a slab is not this rank's, or of another length".to_owned();
+                    let device = own.name().to_owned();
+                    return Err(DeviceError::Mismatch { device, reason });
+                }
+                Ok(Part { rank, from: from.start(), to: to.start(), len })
+            })
+            .collect();
+        let marked = (0..self.ranks.len()).try_for_each(|rank| self.mark(rank, 0));
+        let enqueued = marked.and(summands).and_then(|parts| self.enqueue(0, &parts));
+        self.settle(enqueued, watch)?;
+        self.finish(watch)
+    }
+
+    /// Marks where the stream of a rank stands now, as number `n` of its marks.
+    ///
+    /// # Errors
+    /// [`DeviceError::Gpu`] for what the driver says.
+    pub fn mark(&mut self, rank: usize, n: usize) -> Result<(), DeviceError> {
+        let Rank { driver, marks, .. } = &mut self.ranks[rank];
+        while marks.len() <= n {
+            marks.push(Event::new(driver)?);
         }
-        self.wait(what, Self::is_settled, watch)?;
+        driver.bind()?;
+        marks[n].record(driver.stream())
+    }
+
+    /// Begins to sum a range of the slabs that the group was made for, in place, each behind number `n` of its rank's marks, while
+    /// the steps' streams go on.
+    ///
+    /// # Errors
+    /// As [`CommGroup::all_reduce`].
+    pub fn begin_sum<E: From<DeviceError>>(
+        &mut self,
+        n: usize,
+        range: &Range<usize>,
+        watch: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let part = |(rank, own): (usize, &Rank)| {
+            if range.start > range.end || range.end > own.memory.len() {
+                let device = own.driver.name().to_owned();
+                let reason = format!("floats {range:?} of a slab that has {}", own.memory.len());
+                return Err(DeviceError::Mismatch { device, reason });
+            }
+            let at = own.memory.start().at(range.start);
+            Ok(Part { rank, from: at, to: at, len: range.len() })
+        };
+        let parts: Result<Vec<Part>, _> = self.ranks.iter().enumerate().map(part).collect();
+        let enqueued = parts.and_then(|parts| self.enqueue(n, &parts));
+        self.summing = true;
+        self.settle(enqueued, watch)
+    }
+
+    /// Waits for the end of all sums that have begun.
+    ///
+    /// # Errors
+    /// As [`CommGroup::all_reduce`].
+    pub fn finish<E: From<DeviceError>>(
+        &mut self,
+        watch: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
         if let Err(error) = self.record() {
             self.abort();
             return Err(error.into());
         }
-        self.wait(what, Self::is_done, watch)
+        self.wait(SUMMING, Self::is_done, watch)?;
+        self.summing = false;
+        Ok(())
     }
 
-    fn enqueue<'a>(
-        &self,
-        summands: impl Iterator<Item = Summand<'a>>,
-        what: &str,
-    ) -> Result<(), DeviceError> {
+    /// Waits until NCCL has taken what was enqueued.
+    fn settle<E: From<DeviceError>>(
+        &mut self,
+        enqueued: Result<(), DeviceError>,
+        watch: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        if let Err(error) = enqueued {
+            self.abort();
+            return Err(error.into());
+        }
+        self.wait(SUMMING, Self::is_settled, watch)
+    }
+
+    /// Enqueues sums, each behind number `n` of its rank's marks.
+    fn enqueue(&self, n: usize, parts: &[Part]) -> Result<(), DeviceError> {
         if self.aborted {
             return Err(absent("NCCL", "the communicator has failed before".to_owned()));
         }
+        for own in &self.ranks {
+            own.driver.bind()?;
+            own.marks[n].hold(own.side.raw())?;
+        }
         // SAFETY: as in `enter`.
-        self.nccl.check(what, unsafe { (self.nccl.group_start)() })?;
+        self.nccl.check(SUMMING, unsafe { (self.nccl.group_start)() })?;
         let mut enqueued = Ok(());
-        for Summand { rank, slab, from } in summands {
+        for &Part { rank, from, to, len } in parts {
             enqueued = enqueued.and_then(|()| {
-                let (to, len) = (on_gpu(slab)?, slab.len());
-                let from = from.map_or(Ok(to), on_gpu)?;
                 let own = &self.ranks[rank];
-                if !to.is_on(&own.driver) || !from.is_on(&own.driver) || from.len() != len {
-                    let reason = "a slab is not this rank's, or of another length".to_owned();
-                    return Err(DeviceError::Mismatch {
-                        device: own.driver.name().to_owned(),
-                        reason,
-                    });
-                }
                 own.driver.bind()?;
-                // SAFETY: both are alive, on the communicator's GPU and as long as that; who uses them later does so in the order of
-                // the stream.
+                // SAFETY: both are alive, on the communicator's GPU and as long as that: the caller has checked it, and waits for the
+                // sum before it lets go of them.
                 let code = unsafe {
                     (self.nccl.all_reduce)(
-                        from.start().raw(),
-                        to.start().raw(),
+                        from.raw(),
+                        to.raw(),
                         len,
                         ncclDataType_t::ncclFloat32,
                         ncclRedOp_t::ncclSum,
                         own.comm,
-                        own.driver.stream().cast(),
+                        own.side.raw().cast(),
                     )
                 };
-                self.check(rank, what, code)
+                self.check(rank, SUMMING, code)
             });
         }
         // SAFETY: as in `enter`; a group has to end, also after a failure.
         let code = unsafe { (self.nccl.group_end)() };
         enqueued?;
-        self.nccl.check(what, code)
+        self.nccl.check(SUMMING, code)
     }
 
     fn record(&self) -> Result<(), DeviceError> {
         self.ranks.iter().try_for_each(|rank| {
             rank.driver.bind()?;
-            // SAFETY: event and stream are alive and of one context.
-            let recorded = unsafe { sys::cuEventRecord(rank.done, rank.driver.stream()) };
-            rank.driver.check("recording an event", recorded.result())
+            rank.done.record(rank.side.raw())
         })
     }
 
@@ -209,16 +294,8 @@ impl CommGroup {
     fn is_done(&self) -> Result<bool, DeviceError> {
         for rank in &self.ranks {
             rank.driver.bind()?;
-            // SAFETY: the event is alive.
-            match unsafe { sys::cuEventQuery(rank.done) } {
-                CUresult::CUDA_SUCCESS => {}
-                CUresult::CUDA_ERROR_NOT_READY => return Ok(false),
-                other => {
-                    let error = other.result().err();
-                    let error =
-                        error.map(|e| failure(rank.driver.name(), "summing gradients by NCCL", e));
-                    return error.map_or(Ok(true), Err);
-                }
+            if !rank.done.is_reached(SUMMING)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -330,7 +407,8 @@ impl CommGroup {
 impl Drop for CommGroup {
     fn drop(&mut self) {
         let alive = |ranks: &[Rank]| ranks.iter().all(|rank| !rank.comm.is_null());
-        if !self.aborted && alive(&self.ranks) {
+        // A sum that nobody waited for may never end: another rank's GPU may have failed.
+        if !self.aborted && !self.summing && alive(&self.ranks) {
             for rank in &self.ranks {
                 let _ = rank.driver.bind();
                 // SAFETY: the communicator is alive; what it says shows below.
@@ -351,11 +429,6 @@ impl Drop for CommGroup {
             }
         }
         self.abort();
-        for rank in &self.ranks {
-            let _ = rank.driver.bind();
-            // SAFETY: made in `enter`, given back once.
-            let _ = unsafe { sys::cuEventDestroy_v2(rank.done) };
-        }
     }
 }
 
@@ -363,7 +436,7 @@ fn absent(asked: &str, reason: String) -> DeviceError {
     DeviceError::Absent { asked: asked.to_owned(), reason }
 }
 
-fn on_gpu(slab: &Slab) -> Result<&Memory, DeviceError> {
+fn on_gpu(slab: &Slab) -> Result<&Arc<Memory>, DeviceError> {
     slab.as_cuda().ok_or_else(|| DeviceError::Mismatch {
         device: "NCCL".to_owned(),
         reason: "a slab is in the host's memory".to_owned(),
