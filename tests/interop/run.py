@@ -146,8 +146,9 @@ def fails(name, *texts):
 def variables(name, text):
     is_expected(name)
     out, _, _ = demo(name)
+    # Either of the two is found first.
     expect("UNINIT FailedPreconditionError" in out and text in out, out)
-    expect("From /job:ps/replica:0/task:1:" in out, out)
+    expect("From /job:ps/replica:0/task:" in out, out)
 
 
 def says(name, *texts):
@@ -297,8 +298,8 @@ CASES = {
     "badgpu": lambda: refuses("badgpu"),
     "badjob": lambda: refuses("badjob"),
     "hello": lambda: is_expected("hello"),
-    "var": lambda: variables("var", "Attempting to use uninitialized value weights_2"),
-    "resvar": lambda: variables("resvar", "Could not find variable weights_2"),
+    "var": lambda: variables("var", "Attempting to use uninitialized value weights_"),
+    "resvar": lambda: variables("resvar", "Could not find variable weights_"),
     "devices": lambda: says("devices", *(f"/job:{j}/replica:0/task:{i}/device:CPU:0 CPU" for j, i in [("ps", 0), ("ps", 1), ("work", 2)])),
     "callable": lambda: is_expected("callable"),
     "reset": lambda: says("reset", "AbortedError", "is not found."),
