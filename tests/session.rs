@@ -304,6 +304,33 @@ fn feeds_are_checked_and_cross_tasks() {
     assert!(unknown.status_error_message.starts_with("Tensor w:0"), "{unknown:?}");
 }
 
+/// As `tf.cond` reads a resource variable on another task than the condition's.
+#[test]
+fn a_resource_stays_where_it_is() {
+    let (master, log) = five();
+    let of = |mut node: NodeDef, number: i32| {
+        let number = AttrValue { value: Some(attr_value::Value::Type(number)) };
+        node.attr.insert("T".to_owned(), number);
+        node
+    };
+    let nodes = vec![
+        node("p", "Placeholder", &[], ""),
+        of(node("v", "VarHandleOp", &[], "/job:ps/task:1"), 1),
+        of(node("s", "Switch", &["v", "p"], ""), 20),
+        of(node("i", "Identity", &["s:1"], ""), 20),
+        node("r", "ReadVariableOp", &["i"], ""),
+    ];
+    let request = CreateSessionRequest {
+        graph_def: Some(GraphDef { node: nodes, versions: None }),
+        config: Some(ConfigProto { log_device_placement: true, ..ConfigProto::default() }),
+        ..CreateSessionRequest::default()
+    };
+    master.create(request, &Cancellation::default()).unwrap();
+    let lines = log.0.lock().unwrap().clone();
+    // The condition goes with its only reader.
+    assert_eq!(lines.matches("/job:ps/replica:0/task:1").count(), 5, "{lines}");
+}
+
 #[test]
 fn sessions_leave_nothing_behind() {
     let (master, _) = five();

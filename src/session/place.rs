@@ -1,6 +1,7 @@
 //! Placement: the device of every node, as TensorFlow's placer chooses it, with its log and its errors.
 
 use super::graph::Graph;
+use super::proto::attr_value::Value as Attr;
 use super::{Node, OpError};
 use crate::cluster::{DeviceKind, DeviceName};
 
@@ -20,6 +21,9 @@ pub(super) struct Device {
     pub(super) name: DeviceName,
     pub(super) incarnation: u64,
 }
+
+/// The wire's number of the type of resources.
+const RESOURCE: i32 = 20;
 
 /// Nodes that only look at the shape of their input.
 const METADATA: [&str; 4] = ["Shape", "ShapeN", "Size", "Rank"];
@@ -120,8 +124,7 @@ pub(super) fn place(
     for (node, inputs) in graph.inputs.iter().enumerate() {
         let refs = graph.op(node).map_or(0, |op| op.refs);
         for (place, &(from, output)) in inputs.iter().enumerate() {
-            let handle = graph.op(from).is_some_and(|op| op.handle);
-            if output.is_some() && (handle || place < refs) {
+            if output.is_some() && (gives_resource(graph, from) || place < refs) {
                 groups.join(from, node);
             }
         }
@@ -182,6 +185,15 @@ fn is_source(graph: &Graph, node: usize) -> bool {
     let single = !["NoOp", "ControlTrigger"].contains(&graph.nodes[node].op.as_str());
     let values = graph.inputs[node].iter().filter(|(_, output)| output.is_some()).count();
     values == 0 && single && !graph.op(node).is_some_and(|op| op.reference)
+}
+
+/// Whether a node gives a resource, or hands one on as `Switch` does in `tf.cond`.
+fn gives_resource(graph: &Graph, node: usize) -> bool {
+    let handed_on = || match Node::new(&graph.nodes[node]).attr("T") {
+        Some(Attr::Type(number)) => *number == RESOURCE,
+        _ => false,
+    };
+    graph.op(node).is_some_and(|op| op.handle) || handed_on()
 }
 
 /// A node whose place may not change while sessions live.
