@@ -321,7 +321,7 @@ fn a_resource_stays_where_it_is() {
         node("r", "ReadVariableOp", &["i"], ""),
     ];
     let request = CreateSessionRequest {
-        graph_def: Some(GraphDef { node: nodes, versions: None }),
+        graph_def: Some(GraphDef { node: nodes, ..GraphDef::default() }),
         config: Some(ConfigProto { log_device_placement: true, ..ConfigProto::default() }),
         ..CreateSessionRequest::default()
     };
