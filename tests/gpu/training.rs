@@ -63,7 +63,11 @@ fn gpus_learn_what_cpus_learn() {
         let flags = format!("{NARROW} --max-steps {STEPS} --learning-rate 0.005");
         let file = format!("count{n}.json");
         let on_gpus = format!("{flags} --num-gpus {n} --reduce cpu --train-dir gpus{n}");
-        let Some(ended) = run(&space, &on_gpus, &[("FAKE_CUDA_TRACE", &file), ("FAKE_CUDA_DEVICES", "4")]) else { return };
+        let Some(ended) =
+            run(&space, &on_gpus, &[("FAKE_CUDA_TRACE", &file), ("FAKE_CUDA_DEVICES", "4")])
+        else {
+            return;
+        };
         let out = ended.code(0).out;
         assert!(out.contains("/device:GPU:0") && out.contains("Reduce:        cpu"), "{out}");
         // As the GPUs do: they know no tiles.
