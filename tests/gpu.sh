@@ -84,7 +84,7 @@ if [ -n "$stand_in" ]; then batch=2 train=8 bench=2 examples=64; else batch=128 
 echo "GPU lane, $(date -u +%Y-%m-%d), ${card:-no card found by nvidia-smi}"
 "$program" --version
 "$program" devices | tee "$out/logs/devices.log"
-gpus=$(grep -c 'GPU:[0-9]' "$out/logs/devices.log")
+gpus=$(grep -c 'GPU:[0-9]* -> device: ' "$out/logs/devices.log")
 [ "$gpus" -gt 0 ] || { echo "gpu.sh: no GPU is visible (--stand-in tries the script out)" >&2; exit 2; }
 echo
 
