@@ -12,6 +12,7 @@ use jiff::tz::TimeZone;
 use signal_hook::consts::SIGPIPE;
 
 use super::args::Output;
+use crate::session::Voice;
 use crate::train::{Evaluation, Happening, Line, Report, StepReport, Weights};
 use crate::util::clock::Clock;
 use crate::util::stats::Speed;
@@ -33,6 +34,20 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Writes a line to stderr: what is no result. There is nobody to tell when that fails.
 pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The placement log of sessions on stdout, where TensorFlow's servers have it, and what they wait for on stderr.
+pub(super) struct PlacementLog;
+
+impl Voice for PlacementLog {
+    fn placement(&self, lines: &str) {
+        // Who does not read the log still gets answers.
+        let _ = print(lines);
+    }
+
+    fn note(&self, sentence: &str) {
+        note(sentence);
+    }
 }
 
 /// A progress bar for a download; hidden when stderr is no terminal.

@@ -9,14 +9,14 @@ use clap::Args;
 
 use super::exit::Usage;
 use super::feeds;
-use super::output::{note, print};
+use super::output::{PlacementLog, print};
 use super::setup;
 use crate::cluster::{ClusterSpec, TaskId};
 use crate::config::Layers;
 use crate::rpc::SessionClient;
 use crate::session::proto::*;
 use crate::session::{
-    Cancellation, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, codec, read_graph,
+    Cancellation, Done, Guard, Master, OpError, Peers, Tensor, Worker, codec, read_graph,
 };
 
 #[derive(Debug, Args)]
@@ -190,7 +190,7 @@ impl Target {
         let first = spec.all().map(|(task, _)| task).next();
         let task = first.ok_or_else(|| Usage("the cluster has no tasks".to_owned()))?;
         let worker = Arc::new(Worker::new(task, Arc::new(Imagined)));
-        Ok(Self::Local(Box::new(Master::new(worker, spec, Box::new(Stdout), Duration::ZERO))))
+        Ok(Self::Local(Box::new(Master::new(worker, spec, Box::new(PlacementLog), Duration::ZERO))))
     }
 
     fn create(&self, request: CreateSessionRequest) -> Result<CreateSessionResponse> {
@@ -214,19 +214,6 @@ impl Target {
             Self::Local(master) => Ok(master.close(handle)?),
             Self::Server(client) => Ok(client.close(handle)?),
         }
-    }
-}
-
-struct Stdout;
-
-impl Voice for Stdout {
-    fn placement(&self, lines: &str) {
-        // Who reads them may be gone; the next print tells.
-        let _ = print(lines);
-    }
-
-    fn note(&self, sentence: &str) {
-        note(sentence);
     }
 }
 

@@ -9,30 +9,16 @@ use anyhow::Result;
 
 use super::cluster_args::ClusterArgs;
 use super::exit::{Refused, Usage};
-use super::output::{note, print};
+use super::output::{PlacementLog, note, print};
 use super::security::security;
 use crate::cluster::Place;
 use crate::config::RunConfig;
 use crate::rpc::{GrpcPeers, Identity, Members, RpcError, Runtime, Server, listen, sessions};
-use crate::session::{Master, Voice, Worker};
+use crate::session::{Master, Worker};
 use crate::util::clock::Clock;
 
 /// How often a signal is looked for.
 const GLANCE: Duration = Duration::from_millis(50);
-
-/// Prints the placement log where TensorFlow's servers do.
-struct Console;
-
-impl Voice for Console {
-    fn placement(&self, lines: &str) {
-        // Who does not read the log still gets answers.
-        let _ = print(lines);
-    }
-
-    fn note(&self, sentence: &str) {
-        note(sentence);
-    }
-}
 
 /// Serves sessions until a signal comes.
 pub(super) fn serve(
@@ -71,7 +57,7 @@ pub(super) fn serve(
     let peers = Arc::new(GrpcPeers::new(runtime.clone(), spec.clone()));
     let worker = Arc::new(Worker::new(task.clone(), peers));
     let patience = Duration::from_secs(args.rendezvous_timeout);
-    let master = Master::new(worker.clone(), spec.clone(), Box::new(Console), patience);
+    let master = Master::new(worker.clone(), spec.clone(), Box::new(PlacementLog), patience);
     let services = sessions(Arc::new(master), worker);
     let members = Arc::new(Members::default());
     let server = Server::start(&runtime, listener, identity, &security, members, services)?;

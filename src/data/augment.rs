@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::pictures::of_pictures;
 use super::{Pictures, Source};
 use crate::tensor::Shape;
 use crate::util::rng::{Purpose, Stream, example_index};
@@ -167,17 +168,7 @@ impl Drawn {
 }
 
 impl Source for Drawn {
-    fn name(&self) -> &str {
-        self.pictures.name()
-    }
-
-    fn len(&self) -> usize {
-        self.pictures.len()
-    }
-
-    fn classes(&self) -> &[String] {
-        self.pictures.classes()
-    }
+    of_pictures!();
 
     fn feature_shape(&self) -> Shape {
         [Self::LEN].into()
@@ -214,17 +205,7 @@ impl Source for Augmented {
         (pictures.len() < Drawn::MOST).then(|| Drawn { pictures: pictures.clone(), seed: *seed })
     }
 
-    fn name(&self) -> &str {
-        self.pictures.name()
-    }
-
-    fn len(&self) -> usize {
-        self.pictures.len()
-    }
-
-    fn classes(&self) -> &[String] {
-        self.pictures.classes()
-    }
+    of_pictures!();
 
     fn feature_shape(&self) -> Shape {
         [CROP, CROP, CHANNELS].into()
@@ -250,17 +231,7 @@ impl Central {
 }
 
 impl Source for Central {
-    fn name(&self) -> &str {
-        self.pictures.name()
-    }
-
-    fn len(&self) -> usize {
-        self.pictures.len()
-    }
-
-    fn classes(&self) -> &[String] {
-        self.pictures.classes()
-    }
+    of_pictures!();
 
     fn feature_shape(&self) -> Shape {
         [CROP, CROP, CHANNELS].into()

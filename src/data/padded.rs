@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::pictures::of_pictures;
 use super::{Pictures, Source};
 use crate::tensor::Shape;
 use crate::util::rng::{Purpose, Stream, example_index};
@@ -87,40 +88,32 @@ impl Whole {
     }
 }
 
-/// What the two sources have in common.
-macro_rules! source {
-    ($name:ident, |$self:ident, $epoch:ident, $index:ident| $shift:expr) => {
-        impl Source for $name {
-            fn name(&self) -> &str {
-                self.pictures.name()
-            }
+impl Source for Padded {
+    of_pictures!();
 
-            fn len(&self) -> usize {
-                self.pictures.len()
-            }
+    fn feature_shape(&self) -> Shape {
+        [SIDE, SIDE, CHANNELS].into()
+    }
 
-            fn classes(&self) -> &[String] {
-                self.pictures.classes()
-            }
-
-            fn feature_shape(&self) -> Shape {
-                [SIDE, SIDE, CHANNELS].into()
-            }
-
-            fn write(&$self, $epoch: u64, $index: usize, features: &mut [f32]) -> f32 {
-                shift($self.pictures.planes($index), $shift, features);
-                f32::from($self.pictures.label($index))
-            }
-        }
-    };
+    fn write(&self, epoch: u64, index: usize, features: &mut [f32]) -> f32 {
+        let mut stream = Stream::new(self.seed, Purpose::Augment, example_index(epoch, index));
+        shift(self.pictures.planes(index), Shift::random(&mut stream), features);
+        f32::from(self.pictures.label(index))
+    }
 }
 
-source!(Padded, |self, epoch, index| Shift::random(&mut Stream::new(
-    self.seed,
-    Purpose::Augment,
-    example_index(epoch, index)
-)));
-source!(Whole, |self, _epoch, index| Shift::NONE);
+impl Source for Whole {
+    of_pictures!();
+
+    fn feature_shape(&self) -> Shape {
+        [SIDE, SIDE, CHANNELS].into()
+    }
+
+    fn write(&self, _epoch: u64, index: usize, features: &mut [f32]) -> f32 {
+        shift(self.pictures.planes(index), Shift::NONE, features);
+        f32::from(self.pictures.label(index))
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -71,6 +71,24 @@ impl Pictures {
     }
 }
 
+/// What all [`Source`](super::Source)s over a field `pictures` say of themselves.
+macro_rules! of_pictures {
+    () => {
+        fn name(&self) -> &str {
+            self.pictures.name()
+        }
+
+        fn len(&self) -> usize {
+            self.pictures.len()
+        }
+
+        fn classes(&self) -> &[String] {
+            self.pictures.classes()
+        }
+    };
+}
+pub(super) use of_pictures;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -185,89 +185,50 @@ macro_rules! wholes {
 floats!(f32, f64);
 wholes!(i32, i64, u8);
 
+/// Runs a piece of code with `$t` as the type of the listed ones that `$dtype` says.
+macro_rules! of_types {
+    ($dtype:expr, $t:ident => $body:expr, [$($name:ident $rust:ty),*] $(, $other:pat => $error:expr)?) => {{
+        use $crate::session::DType;
+        match $dtype {
+            $(DType::$name => {
+                type $t = $rust;
+                $body
+            })*
+            $($other => $error,)?
+        }
+    }};
+}
+
 /// Runs a piece of code with `$t` as the type of number that `$dtype` says.
 macro_rules! numbers {
     ($dtype:expr, $t:ident => $body:expr) => {{
-        use $crate::session::DType;
-        match $dtype {
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            DType::I32 => {
-                type $t = i32;
-                $body
-            }
-            DType::I64 => {
-                type $t = i64;
-                $body
-            }
-            DType::U8 => {
-                type $t = u8;
-                $body
-            }
-            other => Err($crate::session::ops::no_kernel(other)),
-        }
+        let dtype = $dtype;
+        $crate::session::ops::number::of_types!(
+            dtype, $t => $body, [F32 f32, F64 f64, I32 i32, I64 i64, U8 u8],
+            _ => Err($crate::session::ops::no_kernel(dtype))
+        )
     }};
 }
 
 /// The same for numbers with a point.
 macro_rules! reals {
     ($dtype:expr, $t:ident => $body:expr) => {{
-        use $crate::session::DType;
-        match $dtype {
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            other => Err($crate::session::ops::no_kernel(other)),
-        }
+        let dtype = $dtype;
+        $crate::session::ops::number::of_types!(
+            dtype, $t => $body, [F32 f32, F64 f64],
+            _ => Err($crate::session::ops::no_kernel(dtype))
+        )
     }};
 }
 
 /// The same for every type that tensors have.
 macro_rules! all_types {
-    ($dtype:expr, $t:ident => $body:expr) => {{
-        use $crate::session::DType;
-        match $dtype {
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            DType::I32 => {
-                type $t = i32;
-                $body
-            }
-            DType::I64 => {
-                type $t = i64;
-                $body
-            }
-            DType::U8 => {
-                type $t = u8;
-                $body
-            }
-            DType::Bool => {
-                type $t = bool;
-                $body
-            }
-            DType::Str => {
-                type $t = bytes::Bytes;
-                $body
-            }
-        }
-    }};
+    ($dtype:expr, $t:ident => $body:expr) => {
+        $crate::session::ops::number::of_types!(
+            $dtype, $t => $body,
+            [F32 f32, F64 f64, I32 i32, I64 i64, U8 u8, Bool bool, Str bytes::Bytes]
+        )
+    };
 }
 
-pub(super) use {all_types, numbers, reals};
+pub(super) use {all_types, numbers, of_types, reals};

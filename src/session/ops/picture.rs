@@ -6,7 +6,7 @@ use super::{Kernel, OpDef, context};
 use crate::device::cpu::conv::{self, Conv};
 use crate::device::cpu::norm::{self, MAX_RADIUS};
 use crate::device::cpu::unpool::OutputGrad;
-use crate::device::cpu::{Epilogue, pool};
+use crate::device::cpu::{Ctx, Epilogue, pool};
 use crate::graph::{LrnParams, Padding, Window};
 use crate::session::{DType, Node, OpError, Tensor, tensor_elements};
 
@@ -14,9 +14,9 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Conv2D", conv2d),
     OpDef::new("Conv2DBackpropInput", conv2d_input_grad),
     OpDef::new("Conv2DBackpropFilter", conv2d_filter_grad),
-    OpDef::new("MaxPool", max_pool),
+    OpDef::new("MaxPool", |node| pool_forward(node, pool::max_pool)),
     OpDef::new("MaxPoolGrad", max_pool_grad),
-    OpDef::new("AvgPool", avg_pool),
+    OpDef::new("AvgPool", |node| pool_forward(node, pool::avg_pool)),
     OpDef::new("AvgPoolGrad", avg_pool_grad),
     OpDef::new("LRN", lrn),
     OpDef::new("LRNGrad", lrn_grad),
@@ -181,14 +181,18 @@ fn pooled(
     Ok((window, [n, h, w, c]))
 }
 
-fn max_pool(node: &Node<'_>) -> Result<Kernel, OpError> {
+/// A pool by one of the device's kernels.
+fn pool_forward(
+    node: &Node<'_>,
+    kernel_of_device: fn(Ctx, &Window, usize, usize, &[f32], &mut [f32]),
+) -> Result<Kernel, OpError> {
     let (slide, kernel) = (Slide::of(node)?, pair(node, "ksize")?);
     Ok(Kernel::new(move |call| {
         let x = call.tensor(0)?;
         let (window, to) = pooled(slide, kernel, four(&x)?)?;
         let mut y = zeros(&to)?;
         if !y.is_empty() {
-            pool::max_pool(context(), &window, to[0], to[3], x.slice()?, &mut y);
+            kernel_of_device(context(), &window, to[0], to[3], x.slice()?, &mut y);
         }
         call.set(0, Tensor::new(to, y)?);
         Ok(())
@@ -209,20 +213,6 @@ fn max_pool_grad(node: &Node<'_>) -> Result<Kernel, OpError> {
             pool::max_pool_grad(context(), &window, to[0], to[3], false, x, y, dy, &mut dx);
         }
         call.set(0, Tensor::new(x.shape().clone(), dx)?);
-        Ok(())
-    }))
-}
-
-fn avg_pool(node: &Node<'_>) -> Result<Kernel, OpError> {
-    let (slide, kernel) = (Slide::of(node)?, pair(node, "ksize")?);
-    Ok(Kernel::new(move |call| {
-        let x = call.tensor(0)?;
-        let (window, to) = pooled(slide, kernel, four(&x)?)?;
-        let mut y = zeros(&to)?;
-        if !y.is_empty() {
-            pool::avg_pool(context(), &window, to[0], to[3], x.slice()?, &mut y);
-        }
-        call.set(0, Tensor::new(to, y)?);
         Ok(())
     }))
 }
