@@ -34,18 +34,19 @@ pub trait Tower: Send {
     /// What its device is, in words: `2 threads, AVX-512`.
     fn describe(&self) -> String;
 
-    /// Writes the gradient into `into` and the losses (the total first) into `losses`; `done` hears of each part of the
-    /// gradient when it is final. With `observe` the activations of this batch can be asked for afterwards; the bits are the
-    /// same.
+    /// Writes the gradient into `into`, perhaps later in the order of its device's work; `done` hears of each part of it when it is
+    /// final. With `observe` the activations of this batch can be asked for afterwards; the bits are the same.
     fn gradients(
         &mut self,
         variables: &Slab,
         batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
-        losses: &mut [f32],
         done: Done<'_>,
     ) -> Result<(), TowerError>;
+
+    /// Waits, and appends the losses of each call of [`Tower::gradients`] since they were last asked for, the total first.
+    fn losses(&mut self, into: &mut Vec<f32>) -> Result<(), TowerError>;
 
     /// Whether it makes use of [`Batches::next`].
     fn fetches_ahead(&self) -> bool {
@@ -82,6 +83,13 @@ pub struct LocalTower {
     observe: Option<Box<dyn Executable>>,
     /// Whether the training program knows the batch of the next call already.
     known: bool,
+    /// Losses of a call.
+    n_losses: usize,
+    /// Losses that were taken over from a program and not asked for yet.
+    losses: Vec<f32>,
+    /// Whether the last call was observed, and how many of its kind have losses that only the program knows.
+    observed: bool,
+    unread: usize,
     device: Arc<dyn Device>,
     compiled: Arc<Compiled>,
 }
@@ -90,7 +98,19 @@ impl LocalTower {
     /// Loads the model's training program.
     pub fn new(device: Arc<dyn Device>, compiled: Arc<Compiled>) -> Result<Self, DeviceError> {
         let train = device.load(compiled.train(device.fusions()))?;
-        Ok(Self { train, observe: None, known: false, device, compiled })
+        let (n_losses, losses) = (compiled.loss_names().len(), Vec::new());
+        let (observe, known, observed, unread) = (None, false, false, 0);
+        Ok(Self { train, observe, known, n_losses, losses, observed, unread, device, compiled })
+    }
+
+    /// Takes over the losses that the program which ran last knows.
+    fn remember(&mut self) -> Result<(), DeviceError> {
+        if self.unread == 0 {
+            return Ok(());
+        }
+        self.unread = 0;
+        let program = self.observe.as_mut().filter(|_| self.observed).unwrap_or(&mut self.train);
+        program.scalars(self.n_losses, &mut self.losses)
     }
 }
 
@@ -109,7 +129,6 @@ impl Tower for LocalTower {
         batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
-        losses: &mut [f32],
         done: Done<'_>,
     ) -> Result<(), TowerError> {
         if observe && self.observe.is_none() {
@@ -117,24 +136,29 @@ impl Tower for LocalTower {
         }
         let ahead = self.device.fetches_ahead();
         let (now, next) = (feeds(batches.now), batches.next.filter(|_| ahead).map(feeds));
-        let program = match &mut self.observe {
+        if observe != self.observed || self.unread == self.train.remembers() {
+            self.remember()?;
+            self.observed = observe;
+        }
+        self.unread += 1;
+        match &mut self.observe {
             Some(program) if observe => {
                 self.known = false;
                 let feeds = Feeds { early: batches.early, ..Feeds::only(&now) };
-                program.run(variables, feeds, Some(into), done)?;
-                program
+                Ok(program.run(variables, feeds, Some(into), done)?)
             }
             _ => {
                 let known = std::mem::replace(&mut self.known, next.is_some());
                 let next = next.as_ref().map(|next| &next[..]);
                 let feeds = Feeds { now: &now, next, known, early: batches.early };
-                self.train.run(variables, feeds, Some(into), done)?;
-                &mut self.train
+                Ok(self.train.run(variables, feeds, Some(into), done)?)
             }
-        };
-        for (i, loss) in losses.iter_mut().enumerate() {
-            program.fetch(i, std::slice::from_mut(loss))?;
         }
+    }
+
+    fn losses(&mut self, into: &mut Vec<f32>) -> Result<(), TowerError> {
+        self.remember()?;
+        into.append(&mut self.losses);
         Ok(())
     }
 
@@ -148,8 +172,7 @@ impl Tower for LocalTower {
 
     fn activations(&mut self) -> Result<Vec<(String, Vec<f32>)>, TowerError> {
         let Some(program) = &self.observe else { return Ok(Vec::new()) };
-        let skip = self.compiled.loss_names().len();
-        let fetches = program.program().fetches.iter().enumerate().skip(skip);
+        let fetches = program.program().fetches.iter().enumerate().skip(self.n_losses);
         let names = self.compiled.activation_names();
         names
             .into_iter()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tftrain::config::RunConfig;
 use tftrain::data::{Augmented, Source, Split, pictures};
 use tftrain::model::{Cifar, compile};
-use tftrain::train::{Part, assemble};
+use tftrain::train::{Part, Wanted, assemble};
 use tftrain::util::clock::{Clock, SystemClock};
 
 /// The system's allocator, which counts for each thread.
@@ -44,18 +44,18 @@ fn a_step_allocates_nothing() {
     // One thread: everything but the input happens on this one.
     config.towers.threads = Some(1);
     config.towers.accumulate = 2;
-    let compiled = Arc::new(compile(&Cifar { classes: 10 }, 8).unwrap());
+    let compiled = Arc::new(compile(&Cifar { classes: 10, lrn: true }, 8).unwrap());
     let drawn = Arc::new(pictures(Split::Train, 100, 1));
     let source: Arc<dyn Source> = Arc::new(Augmented::new(drawn, 1));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let mut assembly = assemble(&config, &compiled, &source, None, &clock, Part::alone()).unwrap();
     let trainer = &mut assembly.trainers[0];
     for _ in 0..3 {
-        trainer.step(false).unwrap();
+        trainer.step(Wanted::default()).unwrap();
     }
     let before = COUNT.get();
     for _ in 0..5 {
-        trainer.step(false).unwrap();
+        trainer.step(Wanted::default()).unwrap();
     }
     assert_eq!(COUNT.get() - before, 0);
 }

@@ -17,7 +17,7 @@ use tftrain::device::cpu::unpool::OutputGrad;
 use tftrain::device::cpu::{Ctx, Epilogue, Isa};
 use tftrain::graph::{Padding, Window};
 use tftrain::model::{Cifar, compile};
-use tftrain::train::{Part, assemble};
+use tftrain::train::{Part, Wanted, assemble};
 use tftrain::util::clock::{Clock, SystemClock};
 use tftrain::util::half::{bf16_from_f32, f32_from_bf16};
 
@@ -180,13 +180,13 @@ fn losses(precision: Precision, threads: usize) -> Vec<f64> {
     config.precision = precision;
     config.data.batch_size = 16;
     config.towers.threads = Some(threads);
-    let compiled = Arc::new(compile(&Cifar { classes: 10 }, 16).unwrap());
+    let compiled = Arc::new(compile(&Cifar { classes: 10, lrn: true }, 16).unwrap());
     let drawn = Arc::new(pictures(Split::Train, 400, 1));
     let source: Arc<dyn Source> = Arc::new(Augmented::new(drawn, 1));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let mut assembly = assemble(&config, &compiled, &source, None, &clock, Part::alone()).unwrap();
     let trainer = &mut assembly.trainers[0];
-    (0..200).map(|_| trainer.step(false).unwrap().loss).collect()
+    (0..200).map(|_| trainer.step(Wanted::default()).unwrap().loss).collect()
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tftrain::model::{Compiled, Resnet, ResnetVersion, compile};
 use tftrain::store::State;
 use tftrain::tensor::{HostTensor, Shape};
 use tftrain::tower::{Batches, LocalTower, Tower};
-use tftrain::train::{Part, Trainer, assemble};
+use tftrain::train::{Part, Trainer, Wanted, assemble};
 use tftrain::util::clock::{Clock, ManualClock};
 
 const BATCH: usize = 4;
@@ -120,17 +120,12 @@ fn first_step_has_pytorchs_gradients() {
         let variables = slab(&*device, &compiled, &start(&compiled, false));
         let mut gradients = device.alloc(compiled.table().slab_len()).unwrap();
         let mut tower = LocalTower::new(device, compiled.clone()).unwrap();
-        let (mut losses, batch) = ([0.0; 2], Waves::new(BATCH).batch());
+        let (mut losses, batch) = (Vec::new(), Waves::new(BATCH).batch());
         tower
-            .gradients(
-                &variables,
-                Batches::only(&batch),
-                true,
-                &mut gradients,
-                &mut losses,
-                &mut |_, _| (),
-            )
+            .gradients(&variables, Batches::only(&batch), true, &mut gradients, &mut |_, _| ())
             .unwrap();
+        tower.losses(&mut losses).unwrap();
+        assert_eq!(losses.len(), 2);
         let expected = [numbers(&golden["losses"])[0], numbers(&golden["cross_entropies"])[0]];
         for (loss, expected) in losses.into_iter().zip(expected) {
             assert!((f64::from(loss) - expected).abs() < 1e-5 * expected, "{loss} {expected}");
@@ -159,17 +154,11 @@ fn gradients_agree_with_finite_differences() {
         let mut tower = LocalTower::new(device, compiled.clone()).unwrap();
         let batch = Waves::new(BATCH).batch();
         let mut loss = |variables: &Slab, gradients: &mut Slab| {
-            let mut losses = [0.0; 2];
+            let mut losses = Vec::new();
             tower
-                .gradients(
-                    variables,
-                    Batches::only(&batch),
-                    false,
-                    gradients,
-                    &mut losses,
-                    &mut |_, _| (),
-                )
+                .gradients(variables, Batches::only(&batch), false, gradients, &mut |_, _| ())
                 .unwrap();
+            tower.losses(&mut losses).unwrap();
             f64::from(losses[0])
         };
         loss(&variables, &mut gradients);
@@ -215,7 +204,7 @@ fn ten_steps_follow_pytorch() {
         let (golden, compiled) = (&golden[name], compiled(version, BATCH));
         let mut trainer = trainer(&config(), &compiled, BATCH);
         for expected in numbers(&golden["losses"]) {
-            let loss = trainer.step(false).unwrap().loss;
+            let loss = trainer.step(Wanted::default()).unwrap().loss;
             assert!((loss - expected).abs() < 1e-4 * expected, "{name}: {loss} {expected}");
         }
         let state = trainer.snapshot().unwrap();
@@ -248,7 +237,7 @@ fn towers_micro_batches_and_replicas_give_the_same_bits() {
         change(&mut config);
         let mut trainer = trainer(&config, &compiled, 3 * BATCH);
         for _ in 0..3 {
-            trainer.step(false).unwrap();
+            trainer.step(Wanted::default()).unwrap();
         }
         trainer.snapshot().unwrap()
     };

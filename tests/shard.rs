@@ -107,7 +107,7 @@ fn shards_together_are_one_store_to_the_bit() {
                     shard.offer(worker, seen, 32, grad).unwrap();
                 }
             }
-            reducer.reduce(&mut grads, &mut 0.0).unwrap();
+            reducer.reduce(&mut grads, Some(&mut 0.0)).unwrap();
             store.apply(reducer.mean(&grads), Contribution::default()).unwrap();
         }
         for shard in &shards {

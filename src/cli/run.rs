@@ -177,8 +177,9 @@ impl Run<'_> {
             config.train.log_every,
         );
         let mut reports: Vec<Box<dyn Report>> = vec![Box::new(console)];
-        let mut hooks: Vec<Box<dyn Hook>> =
-            vec![Box::new(LogHook::new(config.train.log_every, start_step))];
+        let log = LogHook::new(config.train.log_every, start_step);
+        let log = if self.args.output == Output::Benchmark { log.of_all() } else { log };
+        let mut hooks: Vec<Box<dyn Hook>> = vec![Box::new(log)];
         if let Some(train_dir) = &self.train_dir {
             if self.args.overwrite && !life.again {
                 train_dir.clear()?;

@@ -140,7 +140,6 @@ impl Serve<'_> {
             slab: compiled.table().slab_len(),
             features: batch * model.features().iter().product::<usize>(),
             labels: batch,
-            losses: compiled.loss_names().len(),
         };
         let server = TowerServer::new(place.task.clone(), own, sizes)?;
         let running = self.start(Arc::new(Members::default()), towers(server.clone()))?;

@@ -136,7 +136,7 @@ pub(super) fn newest_checkpoint(dir: &Path) -> Result<Option<Loaded>> {
 pub(super) fn model(config: &RunConfig) -> Arc<dyn Model> {
     let classes = if config.data.name == DataName::Cifar100 { 100 } else { 10 };
     match config.model.name {
-        ModelName::Cifar10 => Arc::new(Cifar { classes }),
+        ModelName::Cifar10 => Arc::new(Cifar { classes, lrn: config.model.lrn.unwrap_or(true) }),
         ModelName::Resnet => Arc::new(Resnet {
             depth: config.model.depth.unwrap_or(20),
             version: match config.model.version {

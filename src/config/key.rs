@@ -97,6 +97,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("model.name", Kind::Choice(ModelName::NAMES)),
     key("model.depth", Kind::Whole { min: 8, max: 1202 }).only("model.name", &["resnet"]).needed(),
     key("model.version", Kind::Whole { min: 1, max: 2 }).only("model.name", &["resnet"]).needed(),
+    key("model.lrn", Kind::Switch).only("model.name", &["cifar10"]),
     key("data.name", Kind::Choice(DataName::NAMES)),
     key("data.dir", Kind::Text),
     key("data.batch_size", COUNT),

@@ -63,6 +63,9 @@ pub struct ModelConfig {
     /// 1 or 2, of a residual network; `None` for the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u8>,
+    /// Whether the tutorial network normalises its responses, as it does unless told otherwise; `None` for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lrn: Option<bool>,
 }
 
 /// The input.

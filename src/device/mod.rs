@@ -117,6 +117,17 @@ pub trait Executable: Send {
     ) -> Result<(), DeviceError>;
     /// Copies a fetched value of the last run to the host.
     fn fetch(&self, index: usize, into: &mut [f32]) -> Result<(), DeviceError>;
+    /// Appends the first `count` fetched values, numbers each, of every run since this was last asked; there must have been one.
+    fn scalars(&mut self, count: usize, into: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let first = into.len();
+        into.resize(first + count, 0.0);
+        let mut values = into[first..].iter_mut().enumerate();
+        values.try_for_each(|(i, value)| self.fetch(i, std::slice::from_mut(value)))
+    }
+    /// Of how many runs [`Executable::scalars`] are remembered.
+    fn remembers(&self) -> usize {
+        1
+    }
     /// Draws each operation in a lane from now on.
     fn trace(&mut self, trace: Arc<Trace>, lane: &str);
     /// The program.

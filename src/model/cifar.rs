@@ -10,6 +10,8 @@ use crate::tensor::Shape;
 pub struct Cifar {
     /// Width of the last layer: 10, or 100.
     pub classes: usize,
+    /// Whether responses are normalised, as in the tutorial; else what normalised them is left out.
+    pub lrn: bool,
 }
 
 const LRN: LrnParams = LrnParams { radius: 4, bias: 1.0, alpha: 0.001 / 9.0, beta: 0.75 };
@@ -37,12 +39,17 @@ impl Model for Cifar {
         let local = Layer { stddev: 0.04, bias: 0.1, decay: 0.004 };
         let pool = |b: &mut Builder<'_>, x| b.max_pool(x, [3, 3], [2, 2], Padding::Same);
 
+        let norm = |b: &mut Builder<'_>, name, x| match self.lrn {
+            true => b.scope(name, |b| b.lrn(x, LRN)),
+            false => Ok(x),
+        };
+
         // Pool, then normalise after the first convolution; the other way round after the second.
         let conv1 = b.scope("conv1", |b| conv_relu(b, features, [5, 5], 64, conv(0.0)))?;
         let pool1 = b.scope("pool1", |b| pool(b, conv1))?;
-        let norm1 = b.scope("norm1", |b| b.lrn(pool1, LRN))?;
+        let norm1 = norm(b, "norm1", pool1)?;
         let conv2 = b.scope("conv2", |b| conv_relu(b, norm1, [5, 5], 64, conv(0.1)))?;
-        let norm2 = b.scope("norm2", |b| b.lrn(conv2, LRN))?;
+        let norm2 = norm(b, "norm2", conv2)?;
         let pool2 = b.scope("pool2", |b| pool(b, norm2))?;
 
         let flat = b.flatten(pool2)?;
@@ -81,7 +88,7 @@ mod tests {
 
     #[test]
     fn has_the_tutorials_parameters() {
-        let compiled = compile(&Cifar { classes: 10 }, 2).unwrap();
+        let compiled = compile(&Cifar { classes: 10, lrn: true }, 2).unwrap();
         let table = compiled.table();
         assert_eq!(table.parameters(), 1_068_298);
         let names: Vec<&str> = table.rows().iter().map(|row| row.name.as_str()).collect();
@@ -93,8 +100,18 @@ mod tests {
     }
 
     #[test]
+    fn without_normalisation_both_convolutions_are_one_step_with_their_pool() {
+        let compiled = compile(&Cifar { classes: 10, lrn: false }, 2).unwrap();
+        assert_eq!(compiled.table().parameters(), 1_068_298);
+        let train = compiled.train(Fusions::Backward);
+        let names: Vec<&str> = train.steps.iter().map(|step| step.op.name()).collect();
+        assert_eq!(names.iter().filter(|n| **n == "FusedConv2DMaxPool").count(), 2, "{names:?}");
+        assert!(!names.iter().any(|name| name.starts_with("LRN")), "{names:?}");
+    }
+
+    #[test]
     fn convolution_bias_and_relu_become_one_step() {
-        let train = compile(&Cifar { classes: 10 }, 2).unwrap().train(Fusions::Backward);
+        let train = compile(&Cifar { classes: 10, lrn: true }, 2).unwrap().train(Fusions::Backward);
         let names: Vec<&str> = train.steps.iter().map(|step| step.op.name()).collect();
         assert_eq!(names.iter().filter(|n| **n == "FusedConv2D").count(), 1);
         assert_eq!(names.iter().filter(|n| **n == "FusedConv2DMaxPool").count(), 1);

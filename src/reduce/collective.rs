@@ -130,7 +130,11 @@ impl GradientReducer for CollectiveMean {
         }
     }
 
-    fn reduce(&mut self, grads: &mut [Slab], loss: &mut f64) -> Result<(), ReduceError> {
+    fn reduce(
+        &mut self,
+        grads: &mut [Slab],
+        mut loss: Option<&mut f64>,
+    ) -> Result<(), ReduceError> {
         let (hosts, begin, early) = match (self.hosts.take(), &self.early) {
             (Some(hosts), _) => (hosts, 0, Ok(())),
             (None, Some(early)) => early.end()?,
@@ -146,13 +150,14 @@ impl GradientReducer for CollectiveMean {
                 none => none.insert(slab(len)?),
             }),
             (0, _) => {
-                self.local.reduce(grads, &mut 0.0)?;
+                self.local.reduce(grads, Some(&mut 0.0))?;
                 Some(&self.local.mean(grads)[0])
             }
             _ => None,
         };
         let count = grads.len() as f32;
-        let share = Share { gradients: count, losses: *loss as f32 * count };
+        let own_loss = loss.as_deref().copied().unwrap_or(0.0);
+        let share = Share { gradients: count, losses: own_loss as f32 * count };
         for range in &self.buckets[begin..] {
             let own = match (whole, &grads[..]) {
                 (Some(whole), _) => &on_host(whole, len)?[range.clone()],
@@ -169,7 +174,9 @@ impl GradientReducer for CollectiveMean {
                 }
             };
             let total = hosts.exchange(self.schedule, range, own, share)?;
-            *loss = f64::from(total.losses / total.gradients.max(1.0));
+            if let Some(loss) = &mut loss {
+                **loss = f64::from(total.losses / total.gradients.max(1.0));
+            }
         }
         Ok(())
     }

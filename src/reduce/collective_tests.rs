@@ -70,7 +70,7 @@ fn run(
                     tell(reducer.begin(), &grads, &rows);
                 }
                 let mut loss = (rank + 1) as f64;
-                reducer.reduce(&mut grads, &mut loss).unwrap();
+                reducer.reduce(&mut grads, Some(&mut loss)).unwrap();
                 let weighed = |(rank, n): (usize, &usize)| ((rank + 1) * n) as f64;
                 let total = counts.iter().sum::<usize>().max(1) as f64;
                 let expected = counts.iter().enumerate().map(weighed).sum::<f64>() / total;
@@ -86,7 +86,7 @@ fn run(
 fn one_process(n: usize, len: usize, round: usize) -> Vec<u32> {
     let mut grads: Vec<_> = (0..n).map(|i| gradient(1000 * round + i, len)).collect();
     let mut mean = CpuMean::new(device());
-    mean.reduce(&mut grads, &mut 0.0).unwrap();
+    mean.reduce(&mut grads, Some(&mut 0.0)).unwrap();
     bits(&mean.mean(&grads)[0])
 }
 
@@ -288,7 +288,7 @@ fn a_lost_rank_is_named_by_all_others() {
                     let left = if link.rank() == dead { left } else { usize::MAX };
                     let mut reducer = collective(Dying { link, left }, plain(how, 16), 1, 200);
                     std::thread::spawn(move || {
-                        reducer.reduce(&mut [gradient(0, 200)], &mut 0.0).unwrap_err()
+                        reducer.reduce(&mut [gradient(0, 200)], Some(&mut 0.0)).unwrap_err()
                     })
                 })
                 .collect();
@@ -308,7 +308,7 @@ fn another_model_is_refused() {
         .map(|(link, len)| {
             let mut reducer = collective(link, plain(Topology::Direct, 400), 1, len);
             std::thread::spawn(move || {
-                reducer.reduce(&mut [gradient(0, len)], &mut 0.0).unwrap_err()
+                reducer.reduce(&mut [gradient(0, len)], Some(&mut 0.0)).unwrap_err()
             })
         })
         .collect();
@@ -337,7 +337,7 @@ fn a_rank_that_gives_up_a_step_lets_nobody_have_its_mean() {
     let waiting = std::thread::spawn(move || {
         let mut grads = [gradient(1, 64)];
         tell(other.begin(), &grads, &all);
-        other.reduce(&mut grads, &mut 0.0)
+        other.reduce(&mut grads, Some(&mut 0.0))
     });
     tell(diverged.begin(), &[gradient(0, 64)], &rows);
     drop(diverged);

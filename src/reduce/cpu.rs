@@ -30,7 +30,7 @@ impl GradientReducer for CpuMean {
         "cpu"
     }
 
-    fn reduce(&mut self, grads: &mut [Slab], _loss: &mut f64) -> Result<(), ReduceError> {
+    fn reduce(&mut self, grads: &mut [Slab], _loss: Option<&mut f64>) -> Result<(), ReduceError> {
         if grads.len() > 1 {
             let scale = if self.divide { 1.0 / grads.len() as f32 } else { 1.0 };
             self.device.sum(grads, scale)?;

@@ -34,8 +34,13 @@ pub trait GradientReducer: Send {
     /// Traces what is done in other threads from now on.
     fn trace(&mut self, _trace: Arc<Trace>) {}
     /// Computes the mean. All replicas must call it the same number of times with the same layout. `loss` is the mean loss of
-    /// `grads`, and becomes that of all whose gradients are in the mean.
-    fn reduce(&mut self, grads: &mut [Slab], loss: &mut f64) -> Result<(), ReduceError>;
+    /// `grads`, and becomes that of all whose gradients are in the mean; without it the mean may still be under way afterwards, in the
+    /// order of its device's work.
+    fn reduce(&mut self, grads: &mut [Slab], loss: Option<&mut f64>) -> Result<(), ReduceError>;
+    /// Waits for what is under way; called before anybody waits for a device.
+    fn settle(&mut self) -> Result<(), ReduceError> {
+        Ok(())
+    }
     /// The result of the last [`GradientReducer::reduce`] over `grads`: one slab for all, or one per tower.
     fn mean<'a>(&'a self, grads: &'a [Slab]) -> &'a [Slab];
 }
@@ -66,7 +71,7 @@ impl GradientReducer for Independent {
         "none"
     }
 
-    fn reduce(&mut self, _grads: &mut [Slab], _loss: &mut f64) -> Result<(), ReduceError> {
+    fn reduce(&mut self, _: &mut [Slab], _: Option<&mut f64>) -> Result<(), ReduceError> {
         Ok(())
     }
 

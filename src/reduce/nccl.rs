@@ -159,7 +159,11 @@ impl GradientReducer for NcclMean {
         }
     }
 
-    fn reduce(&mut self, grads: &mut [Slab], loss: &mut f64) -> Result<(), ReduceError> {
+    fn reduce(
+        &mut self,
+        grads: &mut [Slab],
+        mut loss: Option<&mut f64>,
+    ) -> Result<(), ReduceError> {
         let Self { sums_early, devices, sums, host, scale, tallies } = self;
         let early = sums_early.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = early.failed.take() {
@@ -175,15 +179,16 @@ impl GradientReducer for NcclMean {
         early.told.fill(0);
         early.begun = 0;
         let Early { group, link, .. } = early;
+        let alone = link.is_none();
         let each = (grads.len() / devices.len()).max(1);
         if each > 1 {
             for (device, own) in devices.iter().zip(grads.chunks_mut(each)) {
                 device.sum(own, 1.0)?;
             }
         }
-        if let Some((own, _)) = tallies.first_mut() {
+        if let (Some((own, _)), Some(loss)) = (tallies.first_mut(), &loss) {
             let count = (each * devices.len()) as f32;
-            own.write(0..2, &[*loss as f32 * count, count])?;
+            own.write(0..2, &[**loss as f32 * count, count])?;
         }
         let mut into = sums.iter_mut();
         let own = grads.chunks_mut(each).map(|own| &mut own[0]).enumerate();
@@ -196,12 +201,16 @@ impl GradientReducer for NcclMean {
         let tallied =
             tallied.map(|(rank, (own, all))| Summand { rank, slab: all, from: Some(own) });
         let mut watch = || link.as_mut().map_or(Ok(()), |link| link.glance());
-        group.all_reduce(own.chain(tallied), &mut watch)?;
-
-        if let Some((_, all)) = tallies.first() {
+        group.begin(own.chain(tallied), &mut watch)?;
+        if loss.is_none() && alone && host.is_none() {
+            group.hold_streams()?;
+        } else {
+            group.finish(&mut watch)?;
+        }
+        if let (Some((_, all)), Some(loss)) = (tallies.first(), &mut loss) {
             let mut total = [0.0; 2];
             all.read(0..2, &mut total)?;
-            *loss = f64::from(total[0] / total[1].max(1.0));
+            **loss = f64::from(total[0] / total[1].max(1.0));
         }
         let means = if sums.is_empty() { grads } else { &mut sums[..] };
         // One that is copied to the host is enough.
@@ -215,6 +224,12 @@ impl GradientReducer for NcclMean {
             host.copy_from(mean)?;
         }
         Ok(())
+    }
+
+    fn settle(&mut self) -> Result<(), ReduceError> {
+        let early = self.sums_early.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Early { group, link, .. } = early;
+        group.finish(&mut || link.as_mut().map_or(Ok(()), |link| link.glance()))
     }
 
     fn mean<'a>(&'a self, grads: &'a [Slab]) -> &'a [Slab] {

@@ -35,8 +35,6 @@ pub struct TowerSizes {
     pub features: usize,
     /// Labels of a micro-batch.
     pub labels: usize,
-    /// Losses.
-    pub losses: usize,
 }
 
 /// A tower and the memory of one call.
@@ -60,14 +58,9 @@ impl Served {
         self.batch.features.copy_from_slice(features);
         self.batch.labels.copy_from_slice(labels);
         let Self { tower, variables, batch, gradients, losses, .. } = self;
-        tower.gradients(
-            variables,
-            Batches::only(batch),
-            observe,
-            gradients,
-            losses,
-            &mut |_, _| (),
-        )?;
+        tower.gradients(variables, Batches::only(batch), observe, gradients, &mut |_, _| ())?;
+        losses.clear();
+        tower.losses(losses)?;
         let len = self.gradients.len();
         Ok(self.gradients.read(0..len, self.answer.memory(len))?)
     }
@@ -101,7 +94,7 @@ impl TowerServer {
                 variables: slab()?,
                 batch,
                 gradients: slab()?,
-                losses: vec![0.0; sizes.losses],
+                losses: Vec::new(),
                 answer: Shared::default(),
             })))
         };
@@ -187,6 +180,8 @@ pub struct RemoteTower {
     index: u32,
     device: DeviceName,
     packed: Shared,
+    /// Those that nobody has asked for.
+    losses: Vec<f32>,
 }
 
 impl RemoteTower {
@@ -199,7 +194,8 @@ impl RemoteTower {
         };
         let device = DeviceName::local(DeviceKind::Cpu, index).merged(&task);
         let client = TowersClient::new(Bulk(peer.channel.clone()));
-        Self { runtime, identity, peer, client, index, device, packed: Shared::default() }
+        let (packed, losses) = (Shared::default(), Vec::new());
+        Self { runtime, identity, peer, client, index, device, packed, losses }
     }
 }
 
@@ -223,7 +219,6 @@ impl Tower for RemoteTower {
         batches: Batches<'_>,
         observe: bool,
         into: &mut Slab,
-        losses: &mut [f32],
         done: Done<'_>,
     ) -> Result<(), TowerError> {
         let in_host = "the variables and gradients of a client are in the host's memory";
@@ -250,13 +245,13 @@ impl Tower for RemoteTower {
             chunks::join(&mut answer, |_| Ok(vec![&mut *into])).await
         };
         let header = self.runtime.block_on(self.peer.within(call)).map_err(remote)?;
-        if header.losses.len() != losses.len() {
-            let (task, n) = (self.peer.task.clone(), header.losses.len());
-            let reason = format!("{n} losses in place of {}", losses.len());
-            return Err(remote(RpcError::Protocol { task, reason }));
-        }
-        losses.copy_from_slice(&header.losses);
+        self.losses.extend(header.losses);
         done(0..into.len(), into);
+        Ok(())
+    }
+
+    fn losses(&mut self, into: &mut Vec<f32>) -> Result<(), TowerError> {
+        into.append(&mut self.losses);
         Ok(())
     }
 

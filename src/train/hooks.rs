@@ -11,7 +11,7 @@ use super::eval::{Evaluator, Weights};
 use super::meter::Meter;
 use super::report::{Happening, Summary};
 use super::supervisor::Outcome;
-use super::trainer::{StepReport, Trainer};
+use super::trainer::{StepReport, Trainer, Wanted};
 use crate::data::Source;
 use crate::io::{CheckpointStore, Snapshot, TRACE_FILE, write_trace};
 use crate::util::clock::Clock;
@@ -31,9 +31,9 @@ pub type Tell<'a> = dyn FnMut(&Happening<'_>) -> Result<()> + 'a;
 
 /// Called by the supervisor after each step of the chief.
 pub trait Hook {
-    /// Whether it wants the activations of the step that starts at `step` to be kept.
-    fn observes(&self, _step: u64) -> bool {
-        false
+    /// What it will look at after the step that starts at `step`.
+    fn wants(&mut self, _step: u64) -> Wanted {
+        Wanted::default()
     }
 
     /// After the update.
@@ -65,12 +65,19 @@ pub struct LogHook {
     /// The global step after the last one counted.
     seen: u64,
     unsaid: Option<StepReport>,
+    /// Whether every loss is wanted.
+    all: bool,
 }
 
 impl LogHook {
     /// A line every `every` steps from `start` on, and one for the last step.
     pub fn new(every: u64, start: u64) -> Self {
-        Self { every, meter: Meter::default(), seen: start, unsaid: None }
+        Self { every, meter: Meter::default(), seen: start, unsaid: None, all: false }
+    }
+
+    /// Wants the loss of every step, as a benchmark does.
+    pub fn of_all(self) -> Self {
+        Self { all: true, ..self }
     }
 
     fn say(
@@ -80,7 +87,7 @@ impl LogHook {
         tell: &mut Tell<'_>,
     ) -> Result<()> {
         self.unsaid = None;
-        let mut line = self.meter.line(report);
+        let mut line = self.meter.line(report, trainer.average_loss());
         if trainer.table().parameters() <= FEW_PARAMETERS {
             let state = trainer.snapshot()?;
             let values = trainer.table().rows().iter().filter_map(|row| {
@@ -94,6 +101,10 @@ impl LogHook {
 }
 
 impl Hook for LogHook {
+    fn wants(&mut self, step: u64) -> Wanted {
+        Wanted { losses: self.all || due(self.every, self.seen, step + 1), activations: false }
+    }
+
     fn after_step(
         &mut self,
         trainer: &mut Trainer,
@@ -114,7 +125,10 @@ impl Hook for LogHook {
 
     fn end(&mut self, trainer: &mut Trainer, outcome: Outcome, tell: &mut Tell<'_>) -> Result<()> {
         match self.unsaid.take() {
-            Some(report) if outcome != Outcome::Failed => self.say(trainer, &report, tell),
+            Some(mut report) if outcome != Outcome::Failed => {
+                report.loss = trainer.read_losses()?.unwrap_or(report.loss);
+                self.say(trainer, &report, tell)
+            }
             _ => Ok(()),
         }
     }
@@ -134,8 +148,8 @@ impl SummaryHook {
 }
 
 impl Hook for SummaryHook {
-    fn observes(&self, step: u64) -> bool {
-        due(self.every, self.seen, step + 1)
+    fn wants(&mut self, step: u64) -> Wanted {
+        Wanted { losses: false, activations: due(self.every, self.seen, step + 1) }
     }
 
     fn after_step(
@@ -193,6 +207,10 @@ impl EvalHook {
 }
 
 impl Hook for EvalHook {
+    fn wants(&mut self, step: u64) -> Wanted {
+        Wanted { losses: self.seen / self.every < (step + 1) / self.every, activations: false }
+    }
+
     fn after_step(
         &mut self,
         trainer: &mut Trainer,
@@ -237,6 +255,8 @@ pub struct CheckpointHook {
     clock: Arc<dyn Clock>,
     last_time: Duration,
     last_step: u64,
+    /// Whether it was time for one when this step began.
+    due: bool,
 }
 
 impl CheckpointHook {
@@ -250,7 +270,20 @@ impl CheckpointHook {
         saved: u64,
     ) -> Self {
         let last_time = clock.monotonic();
-        Self { store, metadata, every_secs, every_steps, clock, last_time, last_step: saved }
+        Self {
+            store,
+            metadata,
+            every_secs,
+            every_steps,
+            clock,
+            last_time,
+            last_step: saved,
+            due: false,
+        }
+    }
+
+    fn is_due_at(&self, step: u64) -> bool {
+        self.every_steps.is_some_and(|n| self.last_step / n < step / n)
     }
 
     fn save(&mut self, trainer: &mut Trainer, tell: &mut Tell<'_>) -> Result<()> {
@@ -270,17 +303,19 @@ impl CheckpointHook {
 }
 
 impl Hook for CheckpointHook {
+    fn wants(&mut self, step: u64) -> Wanted {
+        let elapsed = self.clock.monotonic().saturating_sub(self.last_time).as_secs_f64();
+        self.due = self.every_secs.is_some_and(|secs| elapsed >= secs);
+        Wanted { losses: self.due || self.is_due_at(step + 1), activations: false }
+    }
+
     fn after_step(
         &mut self,
         trainer: &mut Trainer,
         report: &StepReport,
         tell: &mut Tell<'_>,
     ) -> Result<Flow> {
-        let elapsed = self.clock.monotonic().saturating_sub(self.last_time).as_secs_f64();
-        let by_time = self.every_secs.is_some_and(|secs| elapsed >= secs);
-        let by_steps =
-            self.every_steps.is_some_and(|n| self.last_step / n < report.global_step / n);
-        if by_time || by_steps {
+        if self.due || self.is_due_at(report.global_step) {
             self.save(trainer, tell)?;
         }
         Ok(Flow::Continue)

@@ -1,4 +1,4 @@
-//! [`Meter`]: examples per second and averaged losses between two log lines.
+//! [`Meter`]: examples per second between two log lines.
 
 use std::time::Duration;
 
@@ -13,8 +13,7 @@ pub struct Line {
     pub step: u64,
     /// Mean over all towers, this step.
     pub loss: f64,
-    /// Average of the loss with decay 0.9, from 0 at the start of this process and without correction, as the tutorial's
-    /// summaries.
+    /// See [`Trainer::average_loss`](super::Trainer::average_loss).
     #[serde(skip)]
     pub average_loss: f64,
     /// Over all towers.
@@ -42,7 +41,6 @@ pub struct Meter {
     steps: u32,
     updates: u64,
     times: StepTimes,
-    average_loss: f64,
 }
 
 impl Meter {
@@ -54,18 +52,17 @@ impl Meter {
         self.times.compute += report.times.compute;
         self.times.reduce += report.times.reduce;
         self.times.apply += report.times.apply;
-        self.average_loss = 0.9 * self.average_loss + 0.1 * report.loss;
     }
 
     /// The line at this step; starts counting anew.
-    pub fn line(&mut self, report: &StepReport) -> Line {
+    pub fn line(&mut self, report: &StepReport, average_loss: f64) -> Line {
         let steps = f64::from(self.steps.max(1));
         let mean = |time: Duration| time.as_secs_f64() / steps;
         let total = self.times.total().as_secs_f64().max(1e-9);
         let line = Line {
             step: report.step,
             loss: report.loss,
-            average_loss: self.average_loss,
+            average_loss,
             examples_per_sec: self.updates as f64 * report.examples as f64 / total,
             sec_per_batch: total / self.updates.max(1) as f64,
             input_sec: mean(self.times.input),
@@ -75,7 +72,7 @@ impl Meter {
             learning_rate: report.rate,
             variables: Vec::new(),
         };
-        *self = Self { average_loss: self.average_loss, ..Self::default() };
+        *self = Self::default();
         line
     }
 }

@@ -7,6 +7,7 @@
 mod duty;
 mod eval;
 mod hooks;
+mod losses;
 mod meter;
 mod optimizer;
 mod progress;
@@ -32,4 +33,4 @@ pub use strategy::{
     Assembly, Fabric, LocalTowers, Part, assemble, cpu_device, local_towers, store_settings,
 };
 pub use supervisor::{Outcome, Supervisor};
-pub use trainer::{Diverged, StepReport, StepTimes, Trainer};
+pub use trainer::{Diverged, StepReport, StepTimes, Trainer, Wanted};

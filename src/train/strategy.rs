@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
+use super::losses::Losses;
 use super::optimizer::{rule, schedule};
 use super::reducer::{Averaging, Gradients};
 use super::trainer::{Ahead, Trainer};
@@ -22,6 +23,9 @@ use crate::store::{LocalStore, SharedStore, State, StateLayout, StoreSettings, V
 use crate::tower::{LocalTower, Tower};
 use crate::util::clock::Clock;
 use crate::util::cores;
+
+/// Steps on GPUs in a row whose losses need not be read.
+const UNREAD: usize = 63;
 
 /// A run ready to start.
 pub struct Assembly {
@@ -376,6 +380,9 @@ impl Build<'_> {
             count: n_batches,
             table: &table,
         };
+        // Where all of a step stays on GPUs of this process, nobody has to wait for each.
+        let on_gpus = matches!(config.towers.devices, TowerDevices::Gpus(_)) && !devices.is_empty();
+        let unread = if on_gpus && self.own_copies && link.is_none() { UNREAD } else { 0 };
         let Averaging { reducer, grads, words } = gradients.average(link)?;
         let spec = PipelineSpec {
             seed: config.seed,
@@ -400,8 +407,8 @@ impl Build<'_> {
                 Some(named.build().context("cannot start a thread per tower")?)
             }
         };
-        let loss_names = self.compiled.loss_names();
-        let n_losses = loss_names.len();
+        let names = self.compiled.loss_names();
+        let losses = Losses::new(names, towers.len(), config.towers.accumulate, unread);
         let trainer = Trainer {
             clock: self.clock.clone(),
             progress: Arc::default(),
@@ -412,14 +419,12 @@ impl Build<'_> {
             reducer,
             store,
             table,
-            loss_names,
+            losses,
             drivers,
             batch_size: config.data.batch_size,
             batches: vec![Default::default(); n_batches],
             ahead,
             grads,
-            losses: vec![0.0; n_batches * n_losses],
-            mean_losses: vec![0.0; n_losses],
         };
         Ok((trainer, words))
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 
 use super::hooks::{Flow, Hook};
 use super::report::{Happening, Report};
-use super::trainer::Trainer;
+use super::trainer::{Trainer, Wanted};
 use crate::rpc::RpcError;
 
 /// How a run ended.
@@ -75,8 +75,9 @@ impl Supervisor {
                 break;
             }
             let step = trainer.global_step();
-            let observe = self.hooks.iter().any(|hook| hook.observes(step));
-            let report = match trainer.step(observe) {
+            let last = Wanted { losses: step + 1 >= self.max_steps, activations: false };
+            let wanted = self.hooks.iter_mut().fold(last, |all, hook| all.or(hook.wants(step)));
+            let report = match trainer.step(wanted) {
                 Ok(report) => report,
                 Err(error) => return interrupted_elsewhere(&error).ok_or(error),
             };
@@ -120,7 +121,7 @@ fn tell(reports: &mut [Box<dyn Report>], happening: &Happening<'_>) -> Result<()
 /// The loop of a tower that only contributes updates.
 fn follow(trainer: &mut Trainer, max_steps: u64, stop: &AtomicBool) -> Result<()> {
     while !stop.load(Ordering::Relaxed) && trainer.global_step() < max_steps {
-        trainer.step(false)?;
+        trainer.step(Wanted::default())?;
     }
     Ok(())
 }

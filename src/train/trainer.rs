@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
+use super::losses::{Losses, NotANumber};
 use super::progress::{Phase, Progress};
 use crate::data::{Batch, InputPipeline};
 use crate::device::Slab;
@@ -29,20 +30,35 @@ pub struct Trainer {
     pub(super) first_tower: usize,
     pub(super) store: Box<dyn VariableStore>,
     pub(super) table: Arc<VarTable>,
-    /// Names of the losses every tower reports, the total first.
-    pub(super) loss_names: Vec<String>,
+    pub(super) losses: Losses,
     /// One thread per tower to wait for its device; none for a single tower.
     pub(super) drivers: Option<rayon::ThreadPool>,
     /// Examples of one micro-batch.
     pub(super) batch_size: usize,
-    /// One per micro-batch, those of a tower next to each other; so are the gradients and losses.
+    /// One per micro-batch, those of a tower next to each other; so are the gradients.
     pub(super) batches: Vec<Batch>,
     /// Those of the next step, where towers fetch them while they compute.
     pub(super) ahead: Ahead,
     pub(super) grads: Vec<Slab>,
-    pub(super) losses: Vec<f32>,
-    /// Means of the losses over all micro-batches of the last step.
-    pub(super) mean_losses: Vec<f64>,
+}
+
+/// What is wanted of a step beside the update.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted {
+    /// Its losses, for which GPUs must be waited for. Where nobody wants them, they are read with those of a later step.
+    pub losses: bool,
+    /// The activations of tower 0, and with them the losses.
+    pub activations: bool,
+}
+
+impl Wanted {
+    /// What either wants.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            losses: self.losses || other.losses,
+            activations: self.activations || other.activations,
+        }
+    }
 }
 
 /// The batches of the next step.
@@ -62,7 +78,7 @@ pub struct StepReport {
     pub step: u64,
     /// The global step after it.
     pub global_step: u64,
-    /// The total loss, mean over all towers, micro-batches and workers.
+    /// The total loss, mean over all towers, micro-batches and workers; where it was not wanted it may be that of an earlier step.
     pub loss: f64,
     /// The learning rate.
     pub rate: f64,
@@ -97,45 +113,59 @@ impl StepTimes {
 /// A loss stopped being a number. Exit code 6.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "model diverged with loss = {loss} at step {step} in tower_{tower}: {tensor} is not finite; \
-     the variables were not changed by this step; try a smaller --learning-rate or resume from an earlier checkpoint"
+    "model diverged with loss = {loss} at step {step} in tower_{tower}: {tensor} is not finite; {}; \
+     try a smaller --learning-rate or resume from an earlier checkpoint",
+    since(*ago)
 )]
 pub struct Diverged {
     /// The value.
     pub loss: f32,
-    /// The step that was not applied.
+    /// The step.
     pub step: u64,
     /// The tower.
     pub tower: usize,
     /// Where it shows: the first such variable of the layout, else gradient, else the loss itself.
     pub tensor: String,
+    /// Steps that were computed before the loss was read.
+    pub ago: usize,
+}
+
+fn since(ago: usize) -> String {
+    match ago {
+        0 => "the variables were not changed by this step".to_owned(),
+        _ => format!("it was read {ago} steps later, and nothing was saved since"),
+    }
 }
 
 impl Trainer {
-    /// One training step. `observe` keeps the activations of tower 0 for a summary.
-    pub fn step(&mut self, observe: bool) -> Result<StepReport> {
+    /// One training step.
+    pub fn step(&mut self, wanted: Wanted) -> Result<StepReport> {
+        let observe = wanted.activations;
+        let read = observe || wanted.losses || self.losses.are_due();
         let step = self.store.global_step();
         let (start, traced) = (self.clock.monotonic(), self.trace.as_ref().and_then(|t| t.start()));
         self.progress.enter(step, Phase::Input);
         self.fetch()?;
         let (fed, traced) = (self.clock.monotonic(), self.lap(traced, "input"));
         self.progress.enter(step, Phase::Compute);
-        self.compute(step, observe)?;
+        self.compute(step, observe, read)?;
         let (computed, traced) = (self.clock.monotonic(), self.lap(traced, "compute"));
         self.progress.enter(step, Phase::Reduce);
-        let mut loss = self.mean_losses[0];
-        self.reducer.reduce(&mut self.grads, &mut loss)?;
+        let mut loss = self.losses.total();
+        self.reducer.reduce(&mut self.grads, read.then_some(&mut loss))?;
         let (reduced, traced) = (self.clock.monotonic(), self.lap(traced, "reduce"));
         self.progress.enter(step, Phase::Apply);
         let share = Contribution { examples: self.examples_per_step(), loss };
         let applied = self.store.apply(self.reducer.mean(&self.grads), share)?;
+        let loss = applied.loss.unwrap_or(loss);
+        self.losses.count(loss);
         let end = self.clock.monotonic();
         self.lap(traced, "apply");
         self.progress.enter(applied.global_step, Phase::Hooks);
         Ok(StepReport {
             step,
             global_step: applied.global_step,
-            loss: applied.loss.unwrap_or(loss),
+            loss,
             rate: applied.rate,
             examples: self.examples_per_step(),
             observed: observe,
@@ -178,11 +208,14 @@ impl Trainer {
         trace.start()
     }
 
-    /// Gradients and losses of every micro-batch, the towers in parallel.
-    fn compute(&mut self, step: u64, observe: bool) -> Result<()> {
+    /// The gradients of every micro-batch, the towers in parallel; and the losses, where they are read.
+    fn compute(&mut self, step: u64, observe: bool, read: bool) -> Result<()> {
+        if read {
+            self.reducer.settle()?;
+        }
         let pulled = self.store.pull()?;
         let (sink, trace) = (self.reducer.begin(), self.trace.as_deref());
-        let (n_micro, n_losses) = (self.grads.len() / self.towers.len(), self.loss_names.len());
+        let n_micro = self.grads.len() / self.towers.len();
         let ahead = match &self.ahead {
             Ahead::Known(next, _) => &next[..],
             Ahead::Unknown => &[],
@@ -190,17 +223,15 @@ impl Trainer {
         let one = |i: usize,
                    tower: &mut Box<dyn Tower>,
                    grads: &mut [Slab],
-                   batches: &[Batch],
-                   losses: &mut [f32]|
+                   batches: &[Batch]|
          -> Result<()> {
-            let micro_batches = grads.iter_mut().zip(batches).zip(losses.chunks_mut(n_losses));
-            for (micro, ((into, batch), losses)) in micro_batches.enumerate() {
+            for (micro, (into, batch)) in grads.iter_mut().zip(batches).enumerate() {
                 let mut done = |range, values: &_| sink.ready(i * n_micro + micro, range, values);
                 let start = trace.and_then(Trace::start);
                 let next = batches.get(micro + 1).or_else(|| ahead.get(i * n_micro));
                 let batch = Batches { now: batch, next, early: sink.is_early() };
                 tower
-                    .gradients(pulled.replica(i), batch, observe && i == 0, into, losses, &mut done)
+                    .gradients(pulled.replica(i), batch, observe && i == 0, into, &mut done)
                     .with_context(|| format!("tower_{}", self.first_tower + i))?;
                 if let Some(trace) = trace {
                     let lane = format!("tower_{}", self.first_tower + i);
@@ -210,41 +241,46 @@ impl Trainer {
             Ok(())
         };
         match &self.drivers {
-            None => {
-                let tower = &mut self.towers[0];
-                one(0, tower, &mut self.grads, &self.batches, &mut self.losses)?;
-            }
+            None => one(0, &mut self.towers[0], &mut self.grads, &self.batches)?,
             Some(drivers) => {
                 let shares = (
                     self.towers.par_iter_mut(),
                     self.grads.par_chunks_mut(n_micro),
                     self.batches.par_chunks(n_micro),
-                    self.losses.par_chunks_mut(n_micro * n_losses),
                 );
                 drivers.install(|| {
-                    shares.into_par_iter().enumerate().try_for_each(
-                        |(i, (tower, grads, batches, losses))| {
-                            one(i, tower, grads, batches, losses)
-                        },
-                    )
+                    shares
+                        .into_par_iter()
+                        .enumerate()
+                        .try_for_each(|(i, (tower, grads, batches))| one(i, tower, grads, batches))
                 })?;
             }
         }
-        let bad = self.losses.chunks(n_losses).position(|losses| !losses[0].is_finite());
-        if let Some(micro) = bad {
-            let tower = micro / n_micro;
-            let tensor = first_non_finite(&self.table, pulled.replica(tower), "")?
-                .or(first_non_finite(&self.table, &self.grads[micro], "/gradients")?)
-                .unwrap_or_else(|| self.loss_names[0].clone());
-            let loss = self.losses[micro * n_losses];
-            let tower = self.first_tower + tower;
-            return Err(Diverged { loss, step, tower, tensor }.into());
-        }
-        for (i, mean) in self.mean_losses.iter_mut().enumerate() {
-            let each = self.losses.iter().skip(i).step_by(n_losses).map(|&loss| f64::from(loss));
-            *mean = each.sum::<f64>() / self.batches.len() as f64;
+        self.losses.add();
+        if read && let Some(bad) = self.losses.read(&mut self.towers, self.first_tower)? {
+            let (variables, gradient) = (pulled.replica(bad.tower), &self.grads[bad.micro_batch]);
+            return Err(diverged(bad, step, self.first_tower, &self.table, variables, gradient)?);
         }
         Ok(())
+    }
+
+    /// Reads losses that nobody wanted yet; the total one of the last step, where there were any.
+    ///
+    /// # Errors
+    /// [`Diverged`], and what towers and store say.
+    pub fn read_losses(&mut self) -> Result<Option<f64>> {
+        if !self.losses.are_unread() {
+            return Ok(None);
+        }
+        self.reducer.settle()?;
+        if let Some(bad) = self.losses.read(&mut self.towers, self.first_tower)? {
+            let last = self.store.global_step().saturating_sub(1);
+            let variables = self.store.pull()?.replica(bad.tower);
+            let gradient = &self.grads[bad.micro_batch];
+            return Err(diverged(bad, last, self.first_tower, &self.table, variables, gradient)?);
+        }
+        self.losses.count(self.losses.total());
+        Ok(Some(self.losses.total()))
     }
 
     /// Examples of a step over all towers and micro-batches.
@@ -284,9 +320,15 @@ impl Trainer {
         &self.table
     }
 
-    /// The losses of the last step by name, means over all towers, the total first.
+    /// The losses of the last step that was read, by name, means over all towers, the total first.
     pub fn losses(&self) -> impl Iterator<Item = (&str, f64)> {
-        self.loss_names.iter().map(String::as_str).zip(self.mean_losses.iter().copied())
+        self.losses.means()
+    }
+
+    /// The total loss with decay 0.9 over the steps that were read, from 0 at the start of this process and without correction, as
+    /// the tutorial's summaries.
+    pub fn average_loss(&self) -> f64 {
+        self.losses.average()
     }
 
     /// The features of the last step's first batch.
@@ -312,8 +354,9 @@ impl Trainer {
         trained.map(read).collect()
     }
 
-    /// Variables, averages and slots.
+    /// Variables, averages and slots, after a look at the losses.
     pub fn snapshot(&mut self) -> Result<State> {
+        self.read_losses()?;
         Ok(self.store.snapshot()?)
     }
 
@@ -321,6 +364,23 @@ impl Trainer {
     pub fn restore(&mut self, state: &State) -> Result<()> {
         Ok(self.store.restore(state)?)
     }
+}
+
+/// What is told of a loss that is not a number, when `step` was the last.
+fn diverged(
+    bad: NotANumber,
+    step: u64,
+    first_tower: usize,
+    table: &VarTable,
+    variables: &Slab,
+    gradient: &Slab,
+) -> Result<anyhow::Error> {
+    let NotANumber { loss, tower, ago, .. } = bad;
+    let tensor = first_non_finite(table, variables, "")?
+        .or(first_non_finite(table, gradient, "/gradients")?)
+        .unwrap_or_else(|| "total_loss".to_owned());
+    let step = step.saturating_sub(ago as u64);
+    Ok(Diverged { loss, step, tower: first_tower + tower, tensor, ago }.into())
 }
 
 /// The first variable whose values in `slab` are not all finite, with `suffix` behind its name.

@@ -66,7 +66,10 @@ fn a_step_that_diverges_changes_nothing() {
     let flags = format!("cifar10 {NARROW} --max-steps 9 --num-gpus 2 --variables replicated");
     let args = format!("{flags} --learning-rate 1e30 --train-dir run");
     let Some(ended) = run(&space, &args, &[]) else { return };
-    ended.code(6).says(&["the variables were not changed by this step"]);
+    ended.code(6).says(&["at step 1 in", "the variables were not changed by this step"]);
+    let args = format!("{flags} --learning-rate 1e30 --log-every 4 --train-dir later");
+    let ended = run(&space, &args, &[]).unwrap().code(6);
+    ended.says(&["at step 1 in", "it was read 3 steps later, and nothing was saved since"]);
 }
 
 #[test]

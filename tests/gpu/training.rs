@@ -94,11 +94,44 @@ fn gpus_learn_what_cpus_learn() {
         assert!(per_step <= 40, "{per_step} launches of kernels and libraries: {counters:?}");
         assert_eq!(count("graph"), n * (STEPS - 1), "{counters:?}");
         assert_eq!((count("capture"), count("leaked_bytes")), (n, 0), "{counters:?}");
-        // A step waits once, and makes sure that the batch before has left the host's memory; some more for what happens before
-        // the first.
-        assert!(count("sync") <= n * (2 * STEPS + 8), "{counters:?}");
+        // A step waits once, for its gradients; some more for what happens before the first.
+        assert!(count("sync") <= n * (STEPS + 8), "{counters:?}");
         // The program's memory, the next batch, variables and gradients of the host, pictures.
         assert_eq!(count("alloc"), 5 * n, "{counters:?}");
+    }
+}
+
+/// Where nobody looks at a step's loss, nobody waits for it: neither bits nor lines depend on that.
+#[test]
+fn losses_are_read_when_they_are_wanted() {
+    const STEPS: u64 = 30;
+    let space = Space::new();
+    for n in [1u64, 2] {
+        let flags = format!("{NARROW} --max-steps {STEPS} --num-gpus {n} --variables replicated");
+        let mut syncs = Vec::new();
+        for every in [1, 10] {
+            let file = format!("count{n}-{every}.json");
+            let args = format!("{flags} --log-every {every} --train-dir {n}-every{every}");
+            let Some(ended) = run(&space, &args, &[("FAKE_CUDA_TRACE", &file)]) else { return };
+            ended.code(0);
+            if !real() {
+                syncs.push(counters(&space, &file)["sync"].as_u64().unwrap());
+            }
+        }
+        let [all, some] = [1, 10].map(|every| format!("{n}-every{every}"));
+        same(&space.checkpoint(&all, STEPS), &space.checkpoint(&some, STEPS));
+        let losses = |run: &str| -> BTreeMap<u64, f64> {
+            let rows = space.rows(run, "step");
+            let pair = |row: &Value| (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap());
+            rows.iter().map(pair).collect()
+        };
+        let (all, some) = (losses(&all), losses(&some));
+        assert_eq!(some.keys().copied().collect::<Vec<_>>(), [0, 10, 20, 29]);
+        assert!(some.iter().all(|(step, loss)| all[step] == *loss), "{all:?} {some:?}");
+        if let [all, some] = syncs[..] {
+            // Of 30 steps four are waited for; some more for what happens before and after.
+            assert!(all >= n * STEPS && some <= n * 16, "{all} {some}");
+        }
     }
 }
 
@@ -182,7 +215,7 @@ fn bf16_learns_what_cpus_learn_in_bf16() {
 fn a_tower_computes_what_a_cpu_tower_does() {
     inside("training::a_tower_computes_what_a_cpu_tower_does", &[], || {
         const BATCH: usize = 2;
-        let compiled = Arc::new(compile(&Cifar { classes: 10 }, BATCH).unwrap());
+        let compiled = Arc::new(compile(&Cifar { classes: 10, lrn: true }, BATCH).unwrap());
         let table = compiled.table();
         let batch = Batch { features: wave(BATCH * 24 * 24 * 3, 100, 1.0), labels: vec![3.0, 7.0] };
         let host = CpuDevice::new(0, 1).unwrap();
@@ -195,20 +228,14 @@ fn a_tower_computes_what_a_cpu_tower_does() {
             }
             let mut gradients = memory.alloc(table.slab_len()).unwrap();
             let mut tower = LocalTower::new(device.clone(), compiled.clone()).unwrap();
-            let (mut losses, mut told) = (vec![0.0; 4], vec![0; table.slab_len()]);
+            let (mut losses, mut told) = (Vec::new(), vec![0; table.slab_len()]);
             let mut done = |range: std::ops::Range<usize>, _: &[f32]| {
                 told[range].iter_mut().for_each(|n| *n += 1);
             };
             tower
-                .gradients(
-                    &variables,
-                    Batches::only(&batch),
-                    true,
-                    &mut gradients,
-                    &mut losses,
-                    &mut done,
-                )
+                .gradients(&variables, Batches::only(&batch), true, &mut gradients, &mut done)
                 .unwrap();
+            tower.losses(&mut losses).unwrap();
             for row in table.rows().iter().filter(|_| !on_device) {
                 assert!(told[row.range()].iter().all(|n| *n == 1), "{}", row.name);
             }

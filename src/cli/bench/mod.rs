@@ -24,7 +24,7 @@ use crate::data::{
 };
 use crate::graph::Fusions;
 use crate::model::compile;
-use crate::train::{Diverged, Part, StepTimes, Trainer, assemble, cpu_device};
+use crate::train::{Diverged, Part, StepTimes, Trainer, Wanted, assemble, cpu_device};
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::cores;
 use crate::util::stats::{Speed, median};
@@ -82,14 +82,15 @@ fn step(args: &StepBenchArgs) -> Result<u8> {
         ))?;
     }
     let mut finite = true;
-    let mut step = |trainer: &mut Trainer| match trainer.step(false) {
-        Err(error) if error.is::<Diverged>() => {
-            note(&format!("INVALID: {error}"));
-            finite = false;
-            Ok(None)
-        }
-        result => result.map(Some),
-    };
+    let mut step =
+        |trainer: &mut Trainer| match trainer.step(Wanted { losses: true, activations: false }) {
+            Err(error) if error.is::<Diverged>() => {
+                note(&format!("INVALID: {error}"));
+                finite = false;
+                Ok(None)
+            }
+            result => result.map(Some),
+        };
     let mut warm = true;
     for _ in 0..args.num_warmup_batches {
         warm = warm && step(trainer)?.is_some();

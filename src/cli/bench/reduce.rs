@@ -165,7 +165,7 @@ impl World {
     }
 
     fn reduce(&mut self) -> Result<()> {
-        Ok(self.mean.reduce(&mut self.grads, &mut 0.0)?)
+        Ok(self.mean.reduce(&mut self.grads, Some(&mut 0.0))?)
     }
 }
 

@@ -20,6 +20,8 @@ use crate::util::trace::{Span, Trace};
 const ALIGN: usize = 64;
 /// Recorded steps that are kept: one per slab of gradients that a tower writes to.
 const GRAPHS: usize = 64;
+/// Runs whose fetched numbers are kept.
+const REMEMBERED: usize = 64;
 
 /// A program with its memory on a GPU.
 pub(super) struct Executor {
@@ -40,8 +42,11 @@ pub(super) struct Executor {
     workspace: Ptr,
     counters: Ptr,
     input: Input,
-    /// Scalars as they are copied to.
+    /// Where fetched numbers are copied to, those of a run in each row.
     scalars: Pinned,
+    /// The row of the next run, and how many before it nobody has asked for.
+    row: usize,
+    unread: usize,
     fit: Fit,
     /// Where variables that lie on the host go.
     variables: Option<Staging>,
@@ -108,7 +113,7 @@ impl Executor {
         let memory = engine.driver.alloc(total).map_err(|e| fit.advise(e))?;
         let start = memory.start();
         let input = Input::new(&engine.driver, fed).map_err(|e| fit.advise(e))?;
-        let scalars = engine.driver.pinned(plan.scalars)?;
+        let scalars = engine.driver.pinned(REMEMBERED * plan.scalars)?;
         Ok(Self {
             graphs: Vec::new(),
             feeds: feeds.iter().map(|offset| start.at(*offset)).collect(),
@@ -124,6 +129,8 @@ impl Executor {
             memory,
             input,
             scalars,
+            row: 0,
+            unread: 0,
             fit,
             variables: None,
             gradients: None,
@@ -187,6 +194,8 @@ impl Executor {
         match (slab.as_cuda(), slab.as_host()) {
             (Some(memory), _) if memory.is_on(driver) => Ok(memory.start()),
             (_, Some(floats)) => {
+                // The run before may still read what is about to be overwritten.
+                self.settle()?;
                 let staging = staged(&mut self.variables, &self.engine, &self.fit, len)?;
                 staging.host.floats_mut().copy_from_slice(floats);
                 Ok(staging.device.start())
@@ -258,10 +267,28 @@ impl Executor {
         if let Some(staging) = self.gradients.as_mut().filter(|_| to_host && is_last) {
             driver.download(gradients, staging.host.floats_mut())?;
         }
-        if is_last && self.plan.scalars > 0 {
-            driver.download(arena, self.scalars.floats_mut())?;
-        }
         Ok(())
+    }
+
+    /// Enqueues that the fetched numbers of this run go to a row of their own.
+    fn keep_scalars(&mut self) -> Result<(), DeviceError> {
+        let len = self.plan.scalars;
+        if len > 0 {
+            let row = &mut self.scalars.floats_mut()[self.row * len..][..len];
+            self.engine.driver.download(self.arena, row)?;
+        }
+        self.row = (self.row + 1) % REMEMBERED;
+        self.unread = REMEMBERED.min(self.unread + 1);
+        Ok(())
+    }
+
+    /// A fetched value's place in a row of scalars.
+    fn scalar(&self, index: usize) -> Result<usize, DeviceError> {
+        let view = self.plan.fetches.get(index).copied().flatten();
+        let place = view.filter(|view| view.len == 1 && view.offset < self.plan.scalars);
+        place
+            .map(|view| view.offset)
+            .ok_or_else(|| self.mismatch(format!("no number {index} is fetched")))
     }
 
     /// Launches a step: recorded from its second run in this form on. `tell` hears of each piece that is on its way.
@@ -362,7 +389,6 @@ impl Executable for Executor {
         done: Done<'_>,
     ) -> Result<(), DeviceError> {
         self.engine.driver.bind()?;
-        self.settle()?;
         if !feeds.known {
             self.check(feeds.now)?;
             self.input.bring(feeds.now)?;
@@ -387,6 +413,7 @@ impl Executable for Executor {
             }
             _ => self.launch(form, &mut tell)?,
         }
+        self.keep_scalars()?;
         if let Some(next) = feeds.next {
             self.check(next)?;
             self.input.bring(next)?;
@@ -410,12 +437,25 @@ impl Executable for Executor {
         };
         self.engine.driver.bind()?;
         self.settle()?;
-        if view.offset + view.len <= self.plan.scalars {
-            into.copy_from_slice(&self.scalars.floats()[view.offset..][..view.len]);
-            return Ok(());
-        }
         let offset = ((self.arena.0 - self.memory.start().0) / 4) as usize;
         self.memory.read(offset + view.offset, into)
+    }
+
+    fn scalars(&mut self, count: usize, into: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.engine.driver.bind()?;
+        self.settle()?;
+        for ago in (1..=self.unread).rev() {
+            let row = (self.row + REMEMBERED - ago) % REMEMBERED * self.plan.scalars;
+            for index in 0..count {
+                into.push(self.scalars.floats()[row + self.scalar(index)?]);
+            }
+        }
+        self.unread = 0;
+        Ok(())
+    }
+
+    fn remembers(&self) -> usize {
+        REMEMBERED
     }
 
     fn trace(&mut self, trace: Arc<Trace>, lane: &str) {

@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn the_tutorial_networks_step_is_a_few_launches() {
-        let program = compile(&Cifar { classes: 10 }, 2).unwrap().train(Fusions::Forward);
+        let program =
+            compile(&Cifar { classes: 10, lrn: true }, 2).unwrap().train(Fusions::Forward);
         let mut draft = Draft::of(&program);
         assert!(draft.nodes.len() > 40);
         draft.fuse();
@@ -240,7 +241,8 @@ mod tests {
     /// Each value is made once, before anybody reads it, and every gradient is made.
     #[test]
     fn fusing_keeps_values_whole() {
-        let program = compile(&Cifar { classes: 10 }, 2).unwrap().observe(Fusions::Forward);
+        let program =
+            compile(&Cifar { classes: 10, lrn: true }, 2).unwrap().observe(Fusions::Forward);
         let mut draft = Draft::of(&program);
         draft.fuse();
         let mut made = vec![false; draft.values.len()];

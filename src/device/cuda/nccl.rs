@@ -146,13 +146,12 @@ impl CommGroup {
         self.size
     }
 
-    /// Sums slabs of equal length over all ranks, behind what their streams have been given so far, and waits for the end: here all
-    /// sums are there. Every rank of this process must have a part in each of the sums; all processes do the same sums in the same
-    /// order.
+    /// Begins to sum slabs of equal length over all ranks, behind what their streams have been given so far. Every rank of this process
+    /// must have a part in each of the sums; all processes do the same sums in the same order.
     ///
     /// # Errors
     /// [`DeviceError::Gpu`] for what NCCL says, and what `watch` says.
-    pub fn all_reduce<'a, E: From<DeviceError>>(
+    pub fn begin<'a, E: From<DeviceError>>(
         &mut self,
         summands: impl Iterator<Item = Summand<'a>>,
         watch: &mut dyn FnMut() -> Result<(), E>,
@@ -172,8 +171,8 @@ impl CommGroup {
             .collect();
         let marked = (0..self.ranks.len()).try_for_each(|rank| self.mark(rank, 0));
         let enqueued = marked.and(summands).and_then(|parts| self.enqueue(0, &parts));
-        self.settle(enqueued, watch)?;
-        self.finish(watch)
+        self.summing = true;
+        self.settle(enqueued, watch)
     }
 
     /// Marks where the stream of a rank stands now, as number `n` of its marks.
@@ -193,7 +192,7 @@ impl CommGroup {
     /// the steps' streams go on.
     ///
     /// # Errors
-    /// As [`CommGroup::all_reduce`].
+    /// As [`CommGroup::begin`].
     pub fn begin_sum<E: From<DeviceError>>(
         &mut self,
         n: usize,
@@ -215,14 +214,30 @@ impl CommGroup {
         self.settle(enqueued, watch)
     }
 
+    /// Lets the ranks' streams wait for all sums that have begun. Whoever then waits for one of these streams calls
+    /// [`CommGroup::finish`] before, which waits less blindly.
+    ///
+    /// # Errors
+    /// [`DeviceError::Gpu`] for what the driver says.
+    pub fn hold_streams(&self) -> Result<(), DeviceError> {
+        self.record()?;
+        self.ranks.iter().try_for_each(|rank| {
+            rank.driver.bind()?;
+            rank.done.hold(rank.driver.stream())
+        })
+    }
+
     /// Waits for the end of all sums that have begun.
     ///
     /// # Errors
-    /// As [`CommGroup::all_reduce`].
+    /// As [`CommGroup::begin`].
     pub fn finish<E: From<DeviceError>>(
         &mut self,
         watch: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
+        if !self.summing {
+            return Ok(());
+        }
         if let Err(error) = self.record() {
             self.abort();
             return Err(error.into());

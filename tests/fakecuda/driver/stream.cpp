@@ -300,7 +300,7 @@ API int cuEventSynchronize(void* handle) {
   auto* event = static_cast<Event*>(handle);
   if (int error = healthy(event->device)) return error;
   if (int error = captured_event(event, "cuEventSynchronize")) return error;
-  if (int fault = note("sync", event->device, "event")) return fault;
+  if (int fault = note("event_sync", event->device, "event")) return fault;
   if (event->moment) event->moment->wait();
   return event->device->error;
 }
