@@ -195,6 +195,7 @@ mod tests {
             "optimizer.learning_rate={schedule: polynomial, final: 0, epochs: 10}",
             "towers.cpus=2",
             "model=resnet",
+            "model.lrn=false",
         ]
         .map(|set| Layers::new(None).set(set).resolve().unwrap().config)
         .into()

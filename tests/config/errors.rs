@@ -79,7 +79,10 @@ fn values_of_the_wrong_type_are_named_with_line_and_key() {
             "3: `optimizer.nesterov` must be true or false, not \"yes\"",
         ),
         ("model: {name: 3}\n", "1: `model.name` must be one of cifar10, resnet, line, not 3"),
-        ("model: 3\n", "1: `model` must be a name or a mapping of name, depth, version, not 3"),
+        (
+            "model: 3\n",
+            "1: `model` must be a name or a mapping of name, depth, version, lrn, not 3",
+        ),
         (
             "optimizer:\n  learning_rate: fast\n",
             "2: `optimizer.learning_rate` must be a number or a mapping of schedule, initial, \

@@ -10,6 +10,7 @@ use super::kernels::Grid;
 use super::launch::Memories;
 use super::pieces::{Piece, pieces};
 use super::plan::{Libraries, Plan};
+use super::scalars::Scalars;
 use super::{Engine, Precision};
 use crate::device::{DRAW, DeviceError, Done, Executable, Feeds, Slab};
 use crate::graph::{Place, Program};
@@ -20,8 +21,6 @@ use crate::util::trace::{Span, Trace};
 const ALIGN: usize = 64;
 /// Recorded steps that are kept: one per slab of gradients that a tower writes to.
 const GRAPHS: usize = 64;
-/// Runs whose fetched numbers are kept.
-const REMEMBERED: usize = 64;
 
 /// A program with its memory on a GPU.
 pub(super) struct Executor {
@@ -42,11 +41,7 @@ pub(super) struct Executor {
     workspace: Ptr,
     counters: Ptr,
     input: Input,
-    /// Where fetched numbers are copied to, those of a run in each row.
-    scalars: Pinned,
-    /// The row of the next run, and how many before it nobody has asked for.
-    row: usize,
-    unread: usize,
+    scalars: Scalars,
     fit: Fit,
     /// Where variables that lie on the host go.
     variables: Option<Staging>,
@@ -113,7 +108,7 @@ impl Executor {
         let memory = engine.driver.alloc(total).map_err(|e| fit.advise(e))?;
         let start = memory.start();
         let input = Input::new(&engine.driver, fed).map_err(|e| fit.advise(e))?;
-        let scalars = engine.driver.pinned(REMEMBERED * plan.scalars)?;
+        let scalars = Scalars::new(&engine.driver, plan.scalars)?;
         Ok(Self {
             graphs: Vec::new(),
             feeds: feeds.iter().map(|offset| start.at(*offset)).collect(),
@@ -129,8 +124,6 @@ impl Executor {
             memory,
             input,
             scalars,
-            row: 0,
-            unread: 0,
             fit,
             variables: None,
             gradients: None,
@@ -270,27 +263,6 @@ impl Executor {
         Ok(())
     }
 
-    /// Enqueues that the fetched numbers of this run go to a row of their own.
-    fn keep_scalars(&mut self) -> Result<(), DeviceError> {
-        let len = self.plan.scalars;
-        if len > 0 {
-            let row = &mut self.scalars.floats_mut()[self.row * len..][..len];
-            self.engine.driver.download(self.arena, row)?;
-        }
-        self.row = (self.row + 1) % REMEMBERED;
-        self.unread = REMEMBERED.min(self.unread + 1);
-        Ok(())
-    }
-
-    /// A fetched value's place in a row of scalars.
-    fn scalar(&self, index: usize) -> Result<usize, DeviceError> {
-        let view = self.plan.fetches.get(index).copied().flatten();
-        let place = view.filter(|view| view.len == 1 && view.offset < self.plan.scalars);
-        place
-            .map(|view| view.offset)
-            .ok_or_else(|| self.mismatch(format!("no number {index} is fetched")))
-    }
-
     /// Launches a step: recorded from its second run in this form on. `tell` hears of each piece that is on its way.
     fn launch(&mut self, form: Form, tell: &mut dyn FnMut(&Piece)) -> Result<(), DeviceError> {
         let known = self.graphs.iter().position(|recorded| recorded.form == form);
@@ -413,7 +385,7 @@ impl Executable for Executor {
             }
             _ => self.launch(form, &mut tell)?,
         }
-        self.keep_scalars()?;
+        self.scalars.keep(&self.engine.driver, self.arena)?;
         if let Some(next) = feeds.next {
             self.check(next)?;
             self.input.bring(next)?;
@@ -444,18 +416,20 @@ impl Executable for Executor {
     fn scalars(&mut self, count: usize, into: &mut Vec<f32>) -> Result<(), DeviceError> {
         self.engine.driver.bind()?;
         self.settle()?;
-        for ago in (1..=self.unread).rev() {
-            let row = (self.row + REMEMBERED - ago) % REMEMBERED * self.plan.scalars;
-            for index in 0..count {
-                into.push(self.scalars.floats()[row + self.scalar(index)?]);
-            }
+        let fetches = self.plan.fetches.get(..count).unwrap_or_default();
+        let places = fetches.iter().map(|view| view.filter(|v| v.offset < self.scalars.len()));
+        let Some(places) = places.map(|view| view.map(|v| v.offset)).collect::<Option<Vec<_>>>()
+        else {
+            return Err(self.mismatch(format!("not all of the first {count} fetches are numbers")));
+        };
+        for row in self.scalars.take() {
+            into.extend(places.iter().map(|place| row[*place]));
         }
-        self.unread = 0;
         Ok(())
     }
 
     fn remembers(&self) -> usize {
-        REMEMBERED
+        Scalars::ROWS
     }
 
     fn trace(&mut self, trace: Arc<Trace>, lane: &str) {

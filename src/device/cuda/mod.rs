@@ -20,6 +20,7 @@ mod peers;
 mod pieces;
 mod plan;
 mod probe;
+mod scalars;
 mod scratch;
 mod task;
 
