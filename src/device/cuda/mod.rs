@@ -27,8 +27,8 @@ mod task;
 pub use driver::Memory;
 pub use kernels::keep_kernels_in;
 pub use libnccl::{UniqueId, look_for_nccl_in, nccl_lack, unique_id};
-pub use nccl::{CommGroup, Summand, card_id};
-pub use peers::{Peer, peer, topology};
+pub use nccl::{CommGroup, Summand};
+pub use peers::{Peer, card_id, peer, topology};
 pub use probe::{Gpu, Library, NoGpus, Probe, probe};
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -77,11 +77,6 @@ struct Part {
 /// What is being done, for errors.
 const SUMMING: &str = "summing gradients by NCCL";
 
-/// The card a slab lies on, the same name in all processes of a machine and another on all other cards; `None` on the host.
-pub fn card_id(slab: &Slab) -> Option<String> {
-    slab.as_cuda().and_then(|memory| memory.driver().card_id())
-}
-
 impl CommGroup {
     /// The GPUs of `slabs` as ranks `first` and following of `size`. All processes must call it with the same `id`. `watch` ends
     /// the waiting for other processes.
@@ -139,11 +134,6 @@ impl CommGroup {
             SUCCESS | IN_PROGRESS => Ok(()),
             code => Err(self.nccl.failure(self.ranks[rank].driver.name(), what, code)),
         }
-    }
-
-    /// Ranks of all processes.
-    pub fn size(&self) -> usize {
-        self.size
     }
 
     /// Begins to sum slabs of equal length over all ranks, behind what their streams have been given so far. Every rank of this process

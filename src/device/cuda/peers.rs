@@ -1,9 +1,10 @@
-//! [`peer`]: how two GPUs of a machine reach each other.
+//! [`peer`]: how two GPUs of a machine reach each other, and [`card_id`]: whether they are two.
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute};
 
 use super::probe;
+use crate::device::Slab;
 
 /// What the driver says of the way from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,11 @@ pub struct Peer {
     pub rank: i32,
     /// Whether atomic operations work across it, as over NVLink.
     pub atomics: bool,
+}
+
+/// The card a slab lies on, the same name in all processes of a machine and another on all other cards; `None` on the host.
+pub fn card_id(slab: &Slab) -> Option<String> {
+    slab.as_cuda().and_then(|memory| memory.driver().card_id())
 }
 
 /// The way from one visible GPU to another; `None` where the driver does not say.
