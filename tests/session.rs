@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -19,6 +21,8 @@ use tftrain::session::proto::*;
 use tftrain::session::{
     Cancellation, Code, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, codec,
 };
+
+use support::sessions::posing;
 
 /// Tasks in one process.
 #[derive(Default)]
@@ -118,15 +122,24 @@ impl Voice for Log {
 
 /// The article's five tasks; the master is `work:2`, as its client has it.
 fn five() -> (Master, Log) {
+    let (master, log, _) = five_with(|_| 0);
+    (master, log)
+}
+
+/// The same with so many GPUs on each task, which are CPUs.
+fn five_with(gpus: impl Fn(&TaskId) -> usize) -> (Master, Log, Arc<Loopback>) {
     let tasks = |n: u32, base: u32| (0..n).map(move |i| format!("127.0.0.1:{}", base + i));
     let spec = ClusterSpec::from_lists([("ps", tasks(2, 1)), ("work", tasks(3, 11))]).unwrap();
     let peers = Arc::new(Loopback::default());
-    let worker = |task: TaskId| (task.clone(), Arc::new(Worker::new(task, peers.clone())));
+    let worker = |task: TaskId| {
+        let gpus = (0..gpus(&task)).map(|_| posing().0);
+        (task.clone(), Arc::new(Worker::new(task, peers.clone()).with_gpus(gpus)))
+    };
     let workers: BTreeMap<_, _> = spec.all().map(|(task, _)| worker(task)).collect();
     assert!(peers.0.set(workers).is_ok());
     let log = Log::default();
     let own = peers.worker(&TaskId::new("work", 2));
-    (Master::new(own, spec, Box::new(log.clone()), Duration::ZERO), log)
+    (Master::new(own, spec, Box::new(log.clone()), Duration::ZERO), log, peers)
 }
 
 /// A call that a client made, with the answer it had.
@@ -329,6 +342,62 @@ fn a_resource_stays_where_it_is() {
     let lines = log.0.lock().unwrap().clone();
     // The condition goes with its only reader.
     assert_eq!(lines.matches("/job:ps/replica:0/task:1").count(), 5, "{lines}");
+}
+
+#[test]
+fn gpus_are_listed_and_used() {
+    let (master, log, peers) = five_with(|task| match (&*task.job, task.index) {
+        ("work", 0) => 2,
+        ("work", 2) => 1,
+        _ => 0,
+    });
+    let device =
+        |task: &str, number| format!("/job:work/replica:0/task:{task}/device:GPU:{number}");
+    let listed = master.list_devices("", &Cancellation::default()).unwrap();
+    let gpus: Vec<_> = listed.iter().filter(|device| device.device_type == "GPU").collect();
+    let names: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    assert_eq!(names, [device("2", 0), device("0", 0), device("0", 1)]);
+    let words = "device: 0, name: a CPU";
+    assert!(
+        gpus.iter().all(|gpu| gpu.memory_limit == 1 << 30 && gpu.physical_device_desc == words)
+    );
+    let mut numbers: Vec<u64> = listed.iter().map(|device| device.incarnation).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 8, "each device has a number of its own");
+
+    let nodes = vec![
+        node("x", "Placeholder", &[], ""),
+        node("near", "Square", &["x"], ""),
+        node("far", "Mul", &["near", "x"], "/job:work/task:0"),
+        node("there", "Relu", &["far"], "/job:work/task:0/device:GPU:1"),
+        node("none", "AddV2", &["there", "near"], "/job:ps"),
+    ];
+    let config = ConfigProto { log_device_placement: true, ..ConfigProto::default() };
+    let graph_def = Some(GraphDef { node: nodes.clone(), ..GraphDef::default() });
+    let request = CreateSessionRequest { graph_def, config: Some(config), ..Default::default() };
+    let handle = master.create(request, &Cancellation::default()).unwrap().session_handle;
+    let lines = log.0.lock().unwrap().clone();
+    let places = [
+        ("near: (Square)", device("2", 0)),
+        ("far: (Mul)", device("0", 0)),
+        ("there: (Relu)", device("0", 1)),
+        ("none: (AddV2)", "/job:ps/replica:0/task:0/device:CPU:0".to_owned()),
+    ];
+    for (node, device) in places {
+        assert!(lines.contains(&format!("{node}: {device}\n")), "{lines}");
+    }
+    let two = Tensor::scalar(2f32);
+    let answer = step(&master, &handle, &[("x:0", two)], "none:0");
+    assert_eq!(outcome(answer).1, [("none:0".to_owned(), Tensor::scalar(12f32))]);
+
+    // A master of TensorFlow's may place there what has no kernel here: tensors lie on the host anyway.
+    let at =
+        |device: &str| GraphDef { node: vec![node("s", "Sin", &[], device)], ..Default::default() };
+    let worker = peers.worker(&TaskId::new("work", 0));
+    worker.register("theirs", &at(&device("0", 1))).unwrap();
+    let error = worker.register("theirs", &at(&device("0", 2))).unwrap_err();
+    assert!(error.message.contains("this task has 2 GPUs"), "{error}");
 }
 
 #[test]

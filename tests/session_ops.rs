@@ -2,44 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
-use prost::Message;
-use serde_json::Value as Json;
 use tftrain::session::proto::attr_value::Value as Attr;
 use tftrain::session::{
-    Call, Cancellation, Code, Context, DType, Data, Node, OpError, Resources, Tensor, Value, ops,
-    proto,
+    Cancellation, Code, DType, Gpu, Node, OpError, Resources, Tensor, Value, ops, proto,
 };
 
-/// Differences that rounding explains: TensorFlow adds in another order, with other exponentials.
-const TOLERANCE: f64 = 2e-5;
+use support::sessions::{self, agree_with_tensorflow, cases, compute, posing};
 
-fn read(json: &Json) -> Tensor {
-    let shape: Vec<usize> = json["shape"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|dim| dim.as_u64().unwrap() as usize)
-        .collect();
-    let values = json["values"].as_array().unwrap();
-    let real = |v: &Json| v.as_f64().unwrap_or_else(|| v.as_str().unwrap().parse().unwrap());
-    let whole = |v: &Json| v.as_i64().unwrap();
-    // Bytes as characters of Latin-1.
-    let text =
-        |v: &Json| v.as_str().unwrap().chars().map(|c| u32::from(c) as u8).collect::<Bytes>();
-    match DType::from_wire(json["dtype"].as_i64().unwrap() as i32).unwrap() {
-        DType::F32 => Tensor::new(shape, values.iter().map(|v| real(v) as f32).collect()),
-        DType::F64 => Tensor::new(shape, values.iter().map(real).collect()),
-        DType::I32 => Tensor::new(shape, values.iter().map(|v| whole(v) as i32).collect()),
-        DType::I64 => Tensor::new(shape, values.iter().map(whole).collect()),
-        DType::U8 => Tensor::new(shape, values.iter().map(|v| whole(v) as u8).collect()),
-        DType::Bool => Tensor::new(shape, values.iter().map(|v| v.as_bool().unwrap()).collect()),
-        DType::Str => Tensor::new(shape, values.iter().map(text).collect()),
-    }
-    .unwrap()
-}
-
-/// Runs one node on a task's resources; outputs that it leaves open are left out.
+/// Runs one node on a task's resources.
 fn step(
     resources: &Resources,
     cancellation: &Cancellation,
@@ -47,80 +23,68 @@ fn step(
     inputs: Vec<Option<Value>>,
     outputs: usize,
 ) -> Result<Vec<Value>, OpError> {
-    let op = ops::find(&node.op).unwrap_or_else(|| panic!("{} is not there", node.op));
-    let kernel = (op.build)(&Node::new(node))?;
-    let context = Context { resources, cancellation, job: "ps" };
-    let mut inputs = inputs;
-    let mut results = vec![None; outputs];
-    (kernel.run)(&mut Call::new(&context, &mut inputs, &mut results))?;
-    Ok(results.into_iter().flatten().collect())
+    sessions::step(resources, cancellation, &kernel(&Node::new(node))?, inputs, outputs)
 }
 
-fn run(node: &proto::NodeDef, inputs: Vec<Tensor>, outputs: usize) -> Result<Vec<Tensor>, OpError> {
-    let inputs = inputs.into_iter().map(|tensor| Some(Value::Tensor(tensor))).collect();
-    let values = step(&Resources::default(), &Cancellation::default(), node, inputs, outputs)?;
-    values.into_iter().map(|value| value.tensor()).collect()
-}
-
-/// The recorded cases: node, inputs, and the rest.
-fn cases() -> Vec<(proto::NodeDef, Vec<Tensor>, Json)> {
-    let cases: Json = serde_json::from_str(include_str!("golden/session_ops.json")).unwrap();
-    let Json::Array(cases) = cases else { panic!("a list of cases") };
-    let decode = |case: Json| {
-        let hex = case["node"].as_str().unwrap();
-        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
-        let inputs = case["inputs"].as_array().unwrap().iter().map(read).collect();
-        (proto::NodeDef::decode(bytes.as_slice()).unwrap(), inputs, case)
-    };
-    cases.into_iter().map(decode).collect()
-}
-
-fn reals(tensor: &Tensor) -> Option<Vec<f64>> {
-    match tensor.data() {
-        Data::F32(v) => Some(v.iter().map(|x| f64::from(*x)).collect()),
-        Data::F64(v) => Some(v.to_vec()),
-        _ => None,
-    }
-}
-
-fn close(ours: &Tensor, theirs: &Tensor) -> bool {
-    if ours.shape() != theirs.shape() || ours.dtype() != theirs.dtype() {
-        return false;
-    }
-    match (reals(ours), reals(theirs)) {
-        (Some(ours), Some(theirs)) => ours.iter().zip(&theirs).all(|(x, y)| {
-            x == y || x.is_nan() && y.is_nan() || (x - y).abs() <= TOLERANCE * y.abs().max(1.0)
-        }),
-        _ => ours == theirs,
-    }
+fn kernel(node: &Node<'_>) -> Result<ops::Kernel, OpError> {
+    let op = ops::find(node.op()).unwrap_or_else(|| panic!("{} is not there", node.op()));
+    (op.build)(node)
 }
 
 #[test]
 fn operations_give_tensorflows_values() {
-    let mut faults = Vec::new();
-    for (i, (node, inputs, case)) in cases().into_iter().enumerate() {
-        let shown = format!("case {i}: {} of {inputs:?}", node.op);
-        match (case["outputs"].as_array(), case["error"].as_i64()) {
-            (Some(outputs), _) => match run(&node, inputs, outputs.len()) {
-                Err(error) => faults.push(format!("{shown}: {error}")),
-                Ok(ours) => {
-                    let theirs: Vec<Tensor> = outputs.iter().map(read).collect();
-                    let equal = ours.len() == theirs.len()
-                        && ours.iter().zip(&theirs).all(|(a, b)| close(a, b));
-                    if !equal {
-                        faults
-                            .push(format!("{shown}:\n  ours {ours:?}\n  TensorFlow's {theirs:?}"));
-                    }
-                }
-            },
-            (None, code) => match run(&node, inputs, 1) {
-                Err(error) if Some(error.code as i64) == code => {}
-                other => faults.push(format!("{shown}: {other:?} instead of error {code:?}")),
-            },
-        }
+    agree_with_tensorflow(|node| Some(kernel(node)));
+}
+
+/// Operations with kernels for GPUs, and those whose recorded cases are theirs, too.
+const ON_GPUS: [(&str, &str); 26] = [
+    ("Add", "AddV2"),
+    ("AddN", "AddN"),
+    ("AddV2", "AddV2"),
+    ("AvgPool", "AvgPool"),
+    ("AvgPoolGrad", "AvgPoolGrad"),
+    ("BiasAdd", "BiasAdd"),
+    ("BiasAddGrad", "BiasAddGrad"),
+    ("BiasAddV1", "BiasAdd"),
+    ("Conv2D", "Conv2D"),
+    ("Conv2DBackpropFilter", "Conv2DBackpropFilter"),
+    ("Conv2DBackpropInput", "Conv2DBackpropInput"),
+    ("L2Loss", "L2Loss"),
+    ("LRN", "LRN"),
+    ("LRNGrad", "LRNGrad"),
+    ("MatMul", "MatMul"),
+    ("MaxPool", "MaxPool"),
+    ("MaxPoolGrad", "MaxPoolGrad"),
+    ("Mean", "Mean"),
+    ("Mul", "Mul"),
+    ("Neg", "Neg"),
+    ("Relu", "Relu"),
+    ("ReluGrad", "ReluGrad"),
+    ("SparseSoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
+    ("Square", "Square"),
+    ("Sub", "Sub"),
+    ("Sum", "Sum"),
+];
+
+/// They compute on the device, and give what the host gives.
+#[test]
+fn kernels_of_gpus_give_tensorflows_values() {
+    let on = |gpu: &Arc<Gpu>, node: &Node<'_>| ops::on_gpu(node, kernel(node)?, gpu);
+    for (op, recorded) in ON_GPUS {
+        let (gpu, loads) = posing();
+        let gpu = Arc::new(gpu);
+        agree_with_tensorflow(|node| {
+            let same = proto::NodeDef { op: op.to_owned(), ..node.def().clone() };
+            (node.op() == recorded).then(|| on(&gpu, &Node::new(&same)))
+        });
+        assert!(loads.load(Ordering::Relaxed) > 0, "{op} was computed by the host");
     }
-    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
+    let (gpu, loads) = posing();
+    let gpu = Arc::new(gpu);
+    agree_with_tensorflow(|node| {
+        ON_GPUS.iter().all(|(op, _)| *op != node.op()).then(|| on(&gpu, node))
+    });
+    assert_eq!(loads.load(Ordering::Relaxed), 0, "an operation is missing above");
 }
 
 /// Whatever a client hands an operation, it answers or refuses.
@@ -135,6 +99,7 @@ fn operands_of_other_operations_are_computed_or_refused() {
         (state >> 33) as usize % below
     };
     let mut computed = 0;
+    let gpu = Arc::new(posing().0);
     for (node, inputs, _) in &cases {
         for _ in 0..40 {
             let mut inputs = inputs.clone();
@@ -157,7 +122,14 @@ fn operands_of_other_operations_are_computed_or_refused() {
                     None => drop(node.attr.remove(&name)),
                 }
             }
-            computed += usize::from(run(&node, inputs, 3).is_ok());
+            let node = Node::new(&node);
+            let ran = kernel(&node).and_then(|kernel| compute(&kernel, inputs.clone(), 3));
+            computed += usize::from(ran.is_ok());
+            // A GPU is asked the same.
+            let ran_there = kernel(&node)
+                .and_then(|host| ops::on_gpu(&node, host, &gpu))
+                .and_then(|kernel| compute(&kernel, inputs, 3));
+            assert_eq!(ran.is_ok(), ran_there.is_ok(), "{node:?}: {ran:?}, on a GPU {ran_there:?}");
         }
     }
     assert!(computed > 1000, "{computed}");

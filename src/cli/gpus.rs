@@ -7,6 +7,7 @@ use crate::cluster::{Lookup, Place};
 use crate::config::{Engine, Origin, Precision, Reduce, Resolved, RunConfig, TowerDevices};
 use crate::device::DeviceError;
 use crate::device::cuda;
+use crate::session::Gpu;
 use crate::train::{computing_tasks, towers_are_counted_elsewhere};
 
 /// Puts the towers where they were asked for, beside those of other processes of this host. Where nobody asked they are on
@@ -73,6 +74,47 @@ fn take_asked(resolved: &mut Resolved, fellows: &Fellows, asked: usize, soft: bo
     ));
     let flag = Origin::Flag("--allow-soft-placement".to_owned());
     Ok(resolved.place_towers(TowerDevices::Cpus(asked), flag)?)
+}
+
+/// The GPUs of a task that answers TensorFlow's clients: those that were asked for, or all, also where other tasks of this host have them,
+/// too. They are opened when a graph computes on them.
+///
+/// # Errors
+/// As for [`place_towers`].
+pub(super) fn for_sessions(resolved: &Resolved, soft: bool) -> Result<Vec<Gpu>> {
+    let towers = &resolved.config.towers;
+    let asked = match towers.devices {
+        _ if resolved.leaves_towers_open() => return Ok(all_for_sessions()),
+        TowerDevices::Cpus(_) => return Ok(Vec::new()),
+        TowerDevices::Gpus(asked) => asked,
+    };
+    let found = cuda::probe();
+    let Some(reason) = found.lack(&towers.gpus()) else { return Ok(cards(&found, &towers.gpus())) };
+    if !soft {
+        let advice = "leave the flag out, or use --allow-soft-placement";
+        return Err(absent(format!("{asked} GPUs were asked for"), format!("{reason}; {advice}")));
+    }
+    note(&format!("WARNING: --allow-soft-placement: graphs run on the CPU, since {reason}"));
+    Ok(Vec::new())
+}
+
+/// All GPUs that can be used, for sessions.
+pub(super) fn all_for_sessions() -> Vec<Gpu> {
+    let found = cuda::probe();
+    if let Some(reason) = found.trouble() {
+        note(&format!("WARNING: graphs run on the CPU, since no GPU can be used: {reason}"));
+        return Vec::new();
+    }
+    let count = found.gpus.as_ref().map_or(0, |gpus| gpus.len() as u32);
+    cards(&found, &(0..count).collect::<Vec<_>>())
+}
+
+fn cards(found: &cuda::Probe, ordinals: &[u32]) -> Vec<Gpu> {
+    let found = found.gpus.as_deref().unwrap_or_default();
+    let gpu = |(number, &ordinal): (usize, &u32)| {
+        found.get(ordinal as usize).map(|card| Gpu::cuda(number, ordinal, card))
+    };
+    ordinals.iter().enumerate().filter_map(gpu).collect()
 }
 
 fn absent(asked: String, reason: String) -> anyhow::Error {

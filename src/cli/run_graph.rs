@@ -10,7 +10,7 @@ use clap::Args;
 use super::exit::Usage;
 use super::feeds;
 use super::output::{PlacementLog, print};
-use super::setup;
+use super::{gpus, setup};
 use crate::cluster::{ClusterSpec, TaskId};
 use crate::config::Layers;
 use crate::rpc::SessionClient;
@@ -179,17 +179,20 @@ impl Target {
             let words = format!("--target {}: it is local or grpc://HOST:PORT", args.target);
             return Err(Usage(words).into());
         }
-        let spec = match &args.config {
+        let (spec, gpus) = match &args.config {
             Some(path) => {
                 let layers = setup::with_file(Layers::new(None), path)?;
-                layers.resolve()?.config.cluster.jobs
+                (layers.resolve()?.config.cluster.jobs, Vec::new())
             }
-            None => ClusterSpec::from_lists([("localhost", ["here:1"])])?,
+            None => {
+                let here = ClusterSpec::from_lists([("localhost", ["here:1"])])?;
+                (here, gpus::all_for_sessions())
+            }
         };
         // A session's nodes without a wish go to its master: the first task by job and index.
         let first = spec.all().map(|(task, _)| task).next();
         let task = first.ok_or_else(|| Usage("the cluster has no tasks".to_owned()))?;
-        let worker = Arc::new(Worker::new(task, Arc::new(Imagined)));
+        let worker = Arc::new(Worker::new(task, Arc::new(Imagined)).with_gpus(gpus));
         Ok(Self::Local(Box::new(Master::new(worker, spec, Box::new(PlacementLog), Duration::ZERO))))
     }
 

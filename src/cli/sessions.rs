@@ -14,16 +14,17 @@ use super::security::security;
 use crate::cluster::Place;
 use crate::config::RunConfig;
 use crate::rpc::{GrpcPeers, Identity, Members, RpcError, Runtime, Server, listen, sessions};
-use crate::session::{Master, Worker};
+use crate::session::{Gpu, Master, Worker};
 use crate::util::clock::Clock;
 
 /// How often a signal is looked for.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// Serves sessions until a signal comes.
+/// Serves sessions on the CPU and these GPUs until a signal comes.
 pub(super) fn serve(
     config: &RunConfig,
     place: &Place,
+    gpus: Vec<Gpu>,
     args: &ClusterArgs,
     clock: &dyn Clock,
     signal: &AtomicUsize,
@@ -55,7 +56,10 @@ pub(super) fn serve(
     })?;
     let runtime = Runtime::start()?;
     let peers = Arc::new(GrpcPeers::new(runtime.clone(), spec.clone()));
-    let worker = Arc::new(Worker::new(task.clone(), peers));
+    let worker = Arc::new(Worker::new(task.clone(), peers).with_gpus(gpus));
+    for gpu in worker.devices().iter().filter(|device| !device.physical_device_desc.is_empty()) {
+        note(&format!("{} -> {}", gpu.name, gpu.physical_device_desc));
+    }
     let patience = Duration::from_secs(args.rendezvous_timeout);
     let master = Master::new(worker.clone(), spec.clone(), Box::new(PlacementLog), patience);
     let services = sessions(Arc::new(master), worker);

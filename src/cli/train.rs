@@ -48,7 +48,8 @@ fn start(
     let soft = args.allow_soft_placement == Some(true);
     let duty = place.as_ref().map(|place| duty(&resolved.config, place)).transpose()?;
     if let (Some(place), Some(Duty::Sessions)) = (&place, &duty) {
-        return sessions::serve(&resolved.config, place, &args.cluster, &*clock, &signal);
+        let gpus = gpus::for_sessions(&resolved, soft)?;
+        return sessions::serve(&resolved.config, place, gpus, &args.cluster, &*clock, &signal);
     }
     if duty.as_ref().is_none_or(Duty::computes) {
         gpus::place_towers(&mut resolved, soft, place.as_ref())?;

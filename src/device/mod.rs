@@ -132,6 +132,12 @@ pub trait Executable: Send {
     fn trace(&mut self, trace: Arc<Trace>, lane: &str);
     /// The program.
     fn program(&self) -> &Program;
+    /// Bytes of the device's memory that it fills.
+    fn bytes(&self) -> u64 {
+        let program = self.program();
+        let fed: usize = program.feeds.iter().map(|shape| shape.elements()).sum();
+        4 * (program.arena + fed) as u64
+    }
 }
 
 /// What can go wrong on a device. Exit code 9.

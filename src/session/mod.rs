@@ -5,9 +5,10 @@
 //!
 //! # Layout
 //! [`Tensor`] is what flows along edges (`codec.rs`: on the wire), [`ops`] are the kernels, [`Call`] is one run of one, [`Resources`] what
-//! a task keeps between steps. [`Worker`] is a task's side: it builds a [`Program`] from its part of a graph (`program.rs`) and runs it
-//! (`executor.rs`), tensors of other tasks come through the [`rendezvous`](Step). [`Master`] is the client's side: a [`Session`] places a
-//! graph (`place.rs`), prunes it for a step (`plan.rs`), cuts it into parts (`partition.rs`) and has them run. [`Peers`] reaches other tasks.
+//! a task keeps between steps, [`Gpu`] where some kernels compute. [`Worker`] is a task's side: it builds a [`Program`] from its part of a
+//! graph (`program.rs`) and runs it (`executor.rs`), tensors of other tasks come through the [`rendezvous`](Step). [`Master`] is the
+//! client's side: a [`Session`] places a graph (`place.rs`), prunes it for a step (`plan.rs`), cuts it into parts (`partition.rs`) and has
+//! them run. [`Peers`] reaches other tasks.
 
 mod call;
 mod cancel;
@@ -15,6 +16,7 @@ mod client;
 pub mod codec;
 mod error;
 mod executor;
+mod gpu;
 mod graph;
 mod graph_file;
 mod master;
@@ -38,6 +40,7 @@ pub use call::{Call, Context, Value};
 pub use cancel::{Cancellation, Monitor};
 pub use client::{Running, Session};
 pub use error::{Code, OpError};
+pub use gpu::Gpu;
 pub use graph_file::{GraphFileError, read_graph};
 pub use master::{Master, Voice};
 pub use node::{Input, Node};

@@ -1,6 +1,9 @@
 //! Placement: the device of every node, as TensorFlow's placer chooses it, with its log and its errors.
 
+use std::collections::BTreeMap;
+
 use super::graph::Graph;
+use super::ops::{self, Support};
 use super::proto::attr_value::Value as Attr;
 use super::{Node, OpError};
 use crate::cluster::{DeviceKind, DeviceName};
@@ -29,41 +32,114 @@ const RESOURCE: i32 = 20;
 const METADATA: [&str; 4] = ["Shape", "ShapeN", "Size", "Rank"];
 
 impl Devices {
-    /// The first device that fits: the default one where it does, then CPUs, then the others, by name.
-    fn first(&self, wanted: &DeviceName, soft: bool) -> Option<usize> {
-        let fits = |wanted: &DeviceName| {
-            let accepts = |i: &usize| wanted.accepts(&self.all[*i].name);
-            let cpu_last = |i: &usize| (self.all[*i].name.kind != Some(DeviceKind::Cpu), *i);
-            let default = Some(self.default).filter(|i| accepts(i));
-            default.or_else(|| (0..self.all.len()).filter(accepts).min_by_key(cpu_last))
+    /// Whether a device is one that is wished for, with kernels for all who share it.
+    fn suits(&self, device: usize, wish: &Wish) -> bool {
+        let name = &self.all[device].name;
+        let has_kernels = name.kind != Some(DeviceKind::Gpu) || wish.support != Support::None;
+        wish.device.accepts(name) && has_kernels
+    }
+
+    /// The first device that suits: of the default one's task where there is one, then a GPU for those who compute there and a CPU for
+    /// all others, then by name.
+    fn first(&self, wish: &Wish, soft: bool) -> Option<usize> {
+        let home = &self.all[self.default].name;
+        let best = match wish.support {
+            Support::Device => DeviceKind::Gpu,
+            Support::Host | Support::None => DeviceKind::Cpu,
         };
-        fits(wanted).or_else(|| {
+        let order = |i: &usize| {
+            let name = &self.all[*i].name;
+            let away = (&name.job, name.task) != (&home.job, home.task);
+            (away, name.kind != Some(best), *i)
+        };
+        let fits =
+            |wish: &Wish| (0..self.all.len()).filter(|i| self.suits(*i, wish)).min_by_key(order);
+        fits(wish).or_else(|| {
             // Soft placement gives up the kind and number of a device, not its task.
-            let softer = DeviceName { kind: None, ordinal: None, ..wanted.clone() };
-            if soft { fits(&softer) } else { None }
+            let device = DeviceName { kind: None, ordinal: None, ..wish.device.clone() };
+            if soft { fits(&Wish { device, ..wish.clone() }) } else { None }
         })
     }
 
-    fn refuse(&self, node: &Node<'_>, wanted: &str, is_gpu: bool) -> OpError {
-        let name = node.name();
-        let available: Vec<&str> = self.all.iter().map(|device| device.text.as_str()).collect();
-        let gpu = match is_gpu {
-            true => " The requested device appears to be a GPU, but CUDA is not enabled.",
-            false => "",
+    fn names(&self) -> String {
+        self.all.iter().map(|device| device.text.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Why no device suits a node, whose group has these members.
+    fn refuse(&self, graph: &Graph, node: usize, wish: &Wish, members: &[usize]) -> OpError {
+        let def = &graph.nodes[node];
+        let (name, own) = (&def.name, &def.device);
+        let is_gpu = |name: &DeviceName| name.kind == Some(DeviceKind::Gpu);
+        let why = if !self.all.iter().any(|device| wish.device.accepts(&device.name)) {
+            let wanted = if own.is_empty() { wish.device.to_string() } else { own.clone() };
+            let cuda = self.all.iter().any(|device| is_gpu(&device.name));
+            let gpu = match is_gpu(&wish.device) && !cuda {
+                true => " The requested device appears to be a GPU, but CUDA is not enabled.",
+                false => "",
+            };
+            format!(
+                "{{{{node {name}}}}} was explicitly assigned to {wanted} but available devices are [ {} ]. Make sure the device \
+                 specification refers to a valid device.{gpu}",
+                self.names()
+            )
+        } else if own.parse().is_ok_and(|own: DeviceName| own == wish.device) {
+            format!(
+                "Could not satisfy explicit device specification '{own}' because no supported kernel for GPU devices is available.{}",
+                debug_info(graph, members)
+            )
+        } else {
+            format!(
+                "Could not satisfy explicit device specification '{own}' because the node {{{{colocation_node {name}}}}} was colocated \
+                 with a group of nodes that required incompatible device '{}'. All available devices [{}]. {}",
+                wish.device,
+                self.names(),
+                debug_info(graph, members)
+            )
         };
         OpError::invalid(format!(
-            "Cannot assign a device for operation {name}: {{{{node {name}}}}} was explicitly assigned to {wanted} but \
-             available devices are [ {} ]. Make sure the device specification refers to a valid device.{gpu}\n\t [[{name}]]",
-            available.join(", ")
+            "Cannot assign a device for operation {name}: {why}\n\t [[{name}]]"
         ))
     }
+}
+
+/// The members of a group, and where their operations have kernels.
+fn debug_info(graph: &Graph, members: &[usize]) -> String {
+    let types: BTreeMap<&str, &str> = members
+        .iter()
+        .map(|&node| (&*graph.nodes[node].op, kinds(&Node::new(&graph.nodes[node]))))
+        .collect();
+    let types: String = types.iter().map(|(op, kinds)| format!("\n{op}: {kinds}")).collect();
+    let member = |&node: &usize| {
+        let def = &graph.nodes[node];
+        format!("\n  {} ({}) {}", def.name, def.op, def.device)
+    };
+    let members: String = members.iter().map(member).collect();
+    format!(
+        "\nColocation Debug Info:\nColocation group had the following types and supported devices: {types}\n\n\
+         Colocation members, user-requested devices, and framework assigned devices, if any:{members}\n"
+    )
+}
+
+fn kinds(node: &Node<'_>) -> &'static str {
+    match ops::support(node) {
+        Support::None => "CPU",
+        Support::Host | Support::Device => "GPU CPU",
+    }
+}
+
+/// What nodes that must be on one device ask for.
+#[derive(Clone)]
+struct Wish {
+    device: DeviceName,
+    /// What GPUs are to them; nothing where there are none.
+    support: Support,
 }
 
 /// Nodes that must be on one device, as a forest.
 struct Groups {
     parent: Vec<usize>,
-    /// What the members of a root's group ask for.
-    wanted: Vec<DeviceName>,
+    /// Of the members of a root's group.
+    wishes: Vec<Wish>,
 }
 
 impl Groups {
@@ -80,13 +156,14 @@ impl Groups {
         let (owner, node) = (self.root(owner), self.root(node));
         if owner != node {
             self.parent[node] = owner;
-            let (strong, weak) = (&self.wanted[owner], &self.wanted[node]);
+            let (strong, weak) = (&self.wishes[owner], &self.wishes[node]);
+            let support = strong.support.and(weak.support);
             // A device is meant as a whole: its number belongs to its kind.
-            let weak = match strong.kind {
-                Some(_) => DeviceName { kind: None, ordinal: None, ..weak.clone() },
-                None => weak.clone(),
+            let weak = match strong.device.kind {
+                Some(_) => DeviceName { kind: None, ordinal: None, ..weak.device.clone() },
+                None => weak.device.clone(),
             };
-            self.wanted[owner] = weak.merged(strong);
+            self.wishes[owner] = Wish { device: weak.merged(&strong.device), support };
         }
     }
 }
@@ -102,7 +179,8 @@ pub(super) fn place(
     before: &[usize],
 ) -> Result<(Vec<usize>, Vec<usize>), OpError> {
     let count = graph.nodes.len();
-    let mut wanted = Vec::with_capacity(count);
+    let has_gpus = devices.all.iter().any(|device| device.name.kind == Some(DeviceKind::Gpu));
+    let mut wishes = Vec::with_capacity(count);
     for def in &graph.nodes {
         let name: Result<DeviceName, _> = def.device.parse();
         let malformed = |_| {
@@ -111,9 +189,10 @@ pub(super) fn place(
                 "Malformed device specification '{device}' in node: {{{{node {name}}}}}"
             ))
         };
-        wanted.push(name.map_err(malformed)?);
+        let support = if has_gpus { ops::support(&Node::new(def)) } else { Support::None };
+        wishes.push(Wish { device: name.map_err(malformed)?, support });
     }
-    let mut groups = Groups { parent: (0..count).collect(), wanted };
+    let mut groups = Groups { parent: (0..count).collect(), wishes };
     for node in 0..count {
         for name in Node::new(&graph.nodes[node]).colocated() {
             if let Some(other) = graph.find(name) {
@@ -152,7 +231,7 @@ pub(super) fn place(
         if placed[root].is_some() {
             continue;
         }
-        let wanted = groups.wanted[root].clone();
+        let wish = groups.wishes[root].clone();
         let near = if is_source(graph, node) {
             // With those who read it, where they are together.
             let mut homes = consumers[node].iter().map(|&reader| placed[groups.root(reader)]);
@@ -163,15 +242,10 @@ pub(super) fn place(
         } else {
             None
         };
-        let near = near.filter(|&device| wanted.accepts(&devices.all[device].name));
-        let device = near.or_else(|| devices.first(&wanted, soft)).ok_or_else(|| {
-            let own = &graph.nodes[node].device;
-            let text = if own.is_empty() { wanted.to_string() } else { own.clone() };
-            devices.refuse(
-                &Node::new(&graph.nodes[node]),
-                &text,
-                wanted.kind == Some(DeviceKind::Gpu),
-            )
+        let near = near.filter(|&device| devices.suits(device, &wish));
+        let device = near.or_else(|| devices.first(&wish, soft)).ok_or_else(|| {
+            let members: Vec<usize> = (0..count).filter(|&i| groups.root(i) == root).collect();
+            devices.refuse(graph, node, &wish, &members)
         })?;
         placed[root] = Some(device);
     }

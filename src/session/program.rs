@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::ops::{self, Kernel};
 use super::proto::GraphDef;
-use super::{Input, Node, OpError, Tensor};
-use crate::cluster::{DeviceName, TaskId};
+use super::{Gpu, Input, Node, OpError, Tensor};
+use crate::cluster::{DeviceKind, DeviceName, TaskId};
 
 /// What the executor does for a node.
 pub(super) enum Action {
@@ -83,11 +83,11 @@ pub(super) fn task_of(device: &str) -> Result<TaskId, OpError> {
 }
 
 impl Program {
-    /// Builds the kernels of a graph that runs on task `own`.
+    /// Builds the kernels of a graph that runs on task `own`, which has these GPUs.
     ///
     /// # Errors
-    /// An operation that there is not, attributes that do not fit, an input that is not in the graph, a loop.
-    pub fn build(graph: &GraphDef, own: &TaskId) -> Result<Self, OpError> {
+    /// An operation or a GPU that there is not, attributes that do not fit, an input that is not in the graph, a loop.
+    pub fn build(graph: &GraphDef, own: &TaskId, gpus: &[Arc<Gpu>]) -> Result<Self, OpError> {
         let nodes = &graph.node;
         let mut index = HashMap::with_capacity(nodes.len());
         for (i, def) in nodes.iter().enumerate() {
@@ -155,7 +155,7 @@ impl Program {
                 }
                 out[from].push(Edge { to: i as u32, slot, input });
             }
-            let action = program.action(&Node::new(def), own).map_err(|e| e.at(&def.name))?;
+            let action = program.action(&Node::new(def), own, gpus).map_err(|e| e.at(&def.name))?;
             program.items.push(Item {
                 name: def.name.clone(),
                 action,
@@ -180,7 +180,12 @@ impl Program {
         Ok(program)
     }
 
-    fn action(&mut self, node: &Node<'_>, own: &TaskId) -> Result<Action, OpError> {
+    fn action(
+        &mut self,
+        node: &Node<'_>,
+        own: &TaskId,
+        gpus: &[Arc<Gpu>],
+    ) -> Result<Action, OpError> {
         let client = || node.bool("client_terminated", false);
         let place = |keys: &mut Vec<Arc<str>>, key| {
             keys.push(key);
@@ -219,7 +224,13 @@ impl Program {
                 let from = task_of(node.text("send_device")?)?;
                 Action::Receive(key_of(node)?, (from != *own).then_some(from))
             }
-            _ => Action::Kernel((known(node)?.build)(node)?),
+            _ => {
+                let host = (known(node)?.build)(node)?;
+                Action::Kernel(match gpu_of(node, gpus)? {
+                    Some(gpu) => ops::on_gpu(node, host, gpu)?,
+                    None => host,
+                })
+            }
         })
     }
 
@@ -250,6 +261,19 @@ impl Program {
             }
         }
     }
+}
+
+/// The GPU that a node was placed on.
+fn gpu_of<'a>(node: &Node<'_>, gpus: &'a [Arc<Gpu>]) -> Result<Option<&'a Arc<Gpu>>, OpError> {
+    let device = &node.def().device;
+    let place: DeviceName = device.parse().unwrap_or_default();
+    if place.kind != Some(DeviceKind::Gpu) {
+        return Ok(None);
+    }
+    let gpu = gpus.get(place.ordinal.unwrap_or_default() as usize);
+    let missing =
+        || OpError::invalid(format!("this task has {} GPUs, and no {device}", gpus.len()));
+    gpu.map(Some).ok_or_else(missing)
 }
 
 /// No operation has more outputs. A name with a large index asks for memory, and so do many such names.

@@ -9,7 +9,7 @@ use super::peers::Peers;
 use super::program::Program;
 use super::proto::{DeviceAttributes, DeviceLocality, GraphDef, NamedTensorProto};
 use super::rendezvous::{Arrival, Step};
-use super::{OpError, Tensor, codec, unique};
+use super::{Gpu, OpError, Tensor, codec, unique};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 
 /// As TensorFlow reports it for CPUs, where nobody knows better.
@@ -25,6 +25,7 @@ struct Registered {
 pub struct Worker {
     task: TaskId,
     devices: Vec<DeviceAttributes>,
+    gpus: Vec<Arc<Gpu>>,
     site: Site,
     graphs: Mutex<HashMap<String, Registered>>,
     steps: Mutex<HashMap<i64, Arc<Step>>>,
@@ -41,21 +42,43 @@ pub(super) fn device_name(task: &TaskId, kind: DeviceKind, ordinal: u32) -> Devi
     }
 }
 
+/// What others are told of a task's device.
+fn attributes(
+    task: &TaskId,
+    kind: DeviceKind,
+    ordinal: u32,
+    memory_limit: i64,
+    description: &str,
+) -> DeviceAttributes {
+    DeviceAttributes {
+        name: device_name(task, kind, ordinal).to_string(),
+        device_type: kind.to_string(),
+        memory_limit,
+        locality: Some(DeviceLocality {}),
+        incarnation: unique(),
+        physical_device_desc: description.to_owned(),
+        xla_global_id: -1,
+    }
+}
+
 impl Worker {
     /// A task with one CPU device, which reaches the others by `peers`.
     pub fn new(task: TaskId, peers: Arc<dyn Peers>) -> Self {
-        let devices = vec![DeviceAttributes {
-            name: device_name(&task, DeviceKind::Cpu, 0).to_string(),
-            device_type: DeviceKind::Cpu.to_string(),
-            memory_limit: MEMORY,
-            locality: Some(DeviceLocality {}),
-            incarnation: unique(),
-            physical_device_desc: String::new(),
-            xla_global_id: -1,
-        }];
+        let devices = vec![attributes(&task, DeviceKind::Cpu, 0, MEMORY, "")];
         let job = task.job.as_str().into();
         let site = Site { resources: Arc::default(), job, peers };
-        Self { task, devices, site, graphs: Mutex::default(), steps: Mutex::default() }
+        let gpus = Vec::new();
+        Self { task, devices, gpus, site, graphs: Mutex::default(), steps: Mutex::default() }
+    }
+
+    /// The same with these GPUs, too.
+    pub fn with_gpus(mut self, gpus: impl IntoIterator<Item = Gpu>) -> Self {
+        for (i, gpu) in gpus.into_iter().enumerate() {
+            let (kind, memory) = (DeviceKind::Gpu, gpu.memory() as i64);
+            self.devices.push(attributes(&self.task, kind, i as u32, memory, gpu.description()));
+            self.gpus.push(Arc::new(gpu));
+        }
+        self
     }
 
     /// This task.
@@ -75,7 +98,7 @@ impl Worker {
 
     /// Builds a graph that runs here.
     pub fn build(&self, graph: &GraphDef) -> Result<Arc<Program>, OpError> {
-        Program::build(graph, &self.task).map(Arc::new)
+        Program::build(graph, &self.task, &self.gpus).map(Arc::new)
     }
 
     /// Keeps a graph for a session of another task; the value is its handle.

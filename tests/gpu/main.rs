@@ -10,6 +10,7 @@ mod input;
 mod nccl;
 mod ops;
 mod placement;
+mod sessions;
 mod training;
 
 #[allow(dead_code, reason = "shared with the tests of the program as its users run it")]

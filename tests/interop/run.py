@@ -33,9 +33,10 @@ def free_ports(count):
 
 
 class Cluster:
-    """Tasks of tftrain; `alien` jobs are left to others."""
+    """Tasks of tftrain; `alien` jobs are left to others. `env` is what they find beside what is always there."""
 
-    def __init__(self, jobs, alien=()):
+    def __init__(self, jobs, alien=(), env={}):
+        self.env = {**ENV, **env}
         ports = iter(free_ports(sum(jobs.values())))
         self.spec = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
         self.dir = Path(tempfile.mkdtemp())
@@ -51,7 +52,7 @@ class Cluster:
         command = [PYTHON, HERE / "server.py", json.dumps(self.spec), job, str(i)] if PROGRAM == "tensorflow" else [
             PROGRAM, "serve", "--config", self.dir / "cluster.yaml", "--job-name", job, "--task-index", str(i)]
         with open(log, "a") as out:
-            self.tasks[job, i] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=self.dir, env=ENV)
+            self.tasks[job, i] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=self.dir, env=self.env)
         self.logs[job, i] = log
 
     def target(self, job, i):
@@ -283,6 +284,26 @@ for work in (lambda: (cycles(100), steps(5000)), lambda: cycles(1000), lambda: s
             expect(after < before + 8192, f"grown from {before} to {after} KiB")
 
 
+def gpus():
+    """A client without CUDA uses GPUs of tasks: those of the stand-in, which is a CUDA made of CPU threads."""
+    if PROGRAM == "tensorflow" or not shutil.which("g++"):
+        return print("    skipped: it needs tftrain and g++")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["bash", HERE.parent / "fakecuda/build.sh", folder + "/cuda"], check=True)
+        env = {"LD_LIBRARY_PATH": folder + "/cuda", "CUDA_VISIBLE_DEVICES": "0,1", "FAKE_CUDA_DEVICES": "2",
+               "FAKE_CUDA_CACHE": folder + "/kernels", "XDG_CACHE_HOME": folder + "/cache"}
+        with Cluster({"ps": 1, "work": 1}, env=env) as cluster:
+            out, code = python(HERE / "gpus.py", cluster.target("work", 0), timeout=240)
+            lines = placement(cluster.log("work", 0))
+        task = "/job:work/replica:0/task:0/device:"
+        expect(code == 0 and all(f"{task}GPU:{i} GPU 4294967296" in out for i in range(2)), out)
+        expect("trained alike" in out and "product [[11.]]" in out, out)
+        expect("device specification '/job:work/task:0/device:GPU:0' because no supported kernel for GPU devices is available." in out, out)
+        there = {line.split()[1] for line in lines if line.endswith(task + "GPU:1")}
+        for op in ("Conv2D", "Conv2DBackpropFilter", "BiasAdd", "Relu", "MaxPool", "LRNGrad", "MatMul", "Mean"):
+            expect(f"({op}):" in there, op, *sorted(there))
+
+
 def resident(pid):
     """KiB of memory of a process that no file backs."""
     return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
@@ -319,6 +340,7 @@ CASES = {
     "killed-task": killed_task,
     "many-clients": many_clients,
     "memory": memory_is_flat,
+    "gpus": gpus,
 }
 
 

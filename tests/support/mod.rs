@@ -4,6 +4,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod reference;
+pub(crate) mod sessions;
 
 use serde_json::Value;
 

@@ -96,7 +96,7 @@ impl Executor {
         let feeds: Vec<usize> = program.feeds.iter().map(|shape| part(shape.elements())).collect();
         let fed: usize = program.feeds.iter().map(|shape| shape.elements()).sum();
         let batch = program.feeds.first().and_then(|shape| shape.first()).copied().unwrap_or(1);
-        let draws = part(DRAW * batch);
+        let draws = part(short_len(&program));
         let [arena, workspace, counters] =
             [plan.arena, plan.workspace, plan.counters].map(&mut part);
         let fit = Fit {
@@ -150,7 +150,7 @@ impl Executor {
         let expected = &self.program.feeds;
         let short = |i| i == 0 && self.engine.pictures.get().is_some();
         let fits = |(i, (feed, shape)): (usize, (&&[f32], &Shape))| {
-            feed.len() == shape.elements() || short(i) && feed.len() == self.short_len()
+            feed.len() == shape.elements() || short(i) && feed.len() == short_len(&self.program)
         };
         if feeds.len() == expected.len() && feeds.iter().zip(expected).enumerate().all(fits) {
             return Ok(());
@@ -159,16 +159,11 @@ impl Executor {
         Err(self.mismatch(format!("feeds of {lengths:?} floats for {expected:?}")))
     }
 
-    /// Floats of the first feed's short form.
-    fn short_len(&self) -> usize {
-        DRAW * self.program.feeds.first().and_then(|shape| shape.first()).copied().unwrap_or(0)
-    }
-
     /// Enqueues that the batch goes where the program reads it; says whether it is in its short form.
     fn take_input(&self) -> Result<bool, DeviceError> {
         let is_short = self.engine.pictures.get().is_some()
-            && self.input.begins_with(self.short_len())
-            && self.program.feeds[0].elements() != self.short_len();
+            && self.input.begins_with(short_len(&self.program))
+            && self.program.feeds[0].elements() != short_len(&self.program);
         let mut places = self.feeds.clone();
         if is_short {
             places[0] = self.draws;
@@ -311,6 +306,14 @@ impl Executor {
     }
 }
 
+/// Floats of the first feed's short form; none where that is no pictures.
+fn short_len(program: &Program) -> usize {
+    match program.feeds.first().map(|shape| &shape[..]) {
+        Some(&[pictures, _, _, _]) => DRAW * pictures,
+        _ => 0,
+    }
+}
+
 /// The staging memory of a slab, made when first needed.
 fn staged<'a>(
     staging: &'a mut Option<Staging>,
@@ -438,5 +441,11 @@ impl Executable for Executor {
 
     fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// What feeds are brought to lies there twice.
+    fn bytes(&self) -> u64 {
+        let fed: usize = self.program.feeds.iter().map(|shape| shape.elements()).sum();
+        4 * (self.memory.len() + fed) as u64
     }
 }

@@ -29,16 +29,16 @@ pub(super) const OPS: &[OpDef] = &[
 ];
 
 /// How a tensor shrinks: which axes go, and what remains.
-struct Shrink {
+pub(super) struct Shrink {
     /// Runs of neighbouring extents, outermost first, and whether they go.
-    runs: Vec<(usize, bool)>,
-    result: Vec<usize>,
+    pub(super) runs: Vec<(usize, bool)>,
+    pub(super) result: Vec<usize>,
     /// Elements behind each of the result.
     count: usize,
 }
 
 impl Shrink {
-    fn new(shape: &[usize], axes: &Tensor, keep: bool) -> Result<Self, OpError> {
+    pub(super) fn new(shape: &[usize], axes: &Tensor, keep: bool) -> Result<Self, OpError> {
         let rank = shape.len();
         let axes: Result<Vec<usize>, OpError> =
             axes.integers()?.into_iter().map(|at| axis(at, rank)).collect();

@@ -10,6 +10,7 @@ mod broadcast;
 mod elementwise;
 mod flow;
 mod gather;
+mod gpu;
 mod io;
 mod math;
 mod nn;
@@ -25,8 +26,12 @@ mod train;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use super::program::OWN;
 use super::{Call, DType, Node, OpError};
 use crate::device::cpu::{Ctx, Isa};
+
+pub use gpu::on_gpu;
+pub(super) use gpu::{Support, support};
 
 /// A kernel's function.
 type Run = Box<dyn Fn(&mut Call<'_>) -> Result<(), OpError> + Send + Sync>;

@@ -24,13 +24,13 @@ pub(super) const OPS: &[OpDef] = &[
 
 /// How windows slide, as attributes say it.
 #[derive(Clone, Copy)]
-struct Slide {
+pub(super) struct Slide {
     stride: [usize; 2],
     padding: Padding,
 }
 
 /// Height and width of an attribute of four numbers; batch and channels must have 1.
-fn pair(node: &Node<'_>, name: &str) -> Result<[usize; 2], OpError> {
+pub(super) fn pair(node: &Node<'_>, name: &str) -> Result<[usize; 2], OpError> {
     let inside = |n: i64| usize::try_from(n).ok().filter(|n| (1..1 << 30).contains(n));
     match node.ints(name)? {
         [] if name == "dilations" => Ok([1, 1]),
@@ -45,7 +45,7 @@ fn pair(node: &Node<'_>, name: &str) -> Result<[usize; 2], OpError> {
 }
 
 impl Slide {
-    fn of(node: &Node<'_>) -> Result<Self, OpError> {
+    pub(super) fn of(node: &Node<'_>) -> Result<Self, OpError> {
         channels_last(node)?;
         if pair(node, "dilations")? != [1, 1] {
             return Err(OpError::unimplemented("dilated convolutions are not supported"));
@@ -71,7 +71,7 @@ impl Slide {
     }
 
     /// The convolution of pictures by a filter of these shapes.
-    fn conv(&self, input: &[usize], filter: &[usize]) -> Result<Conv, OpError> {
+    pub(super) fn conv(&self, input: &[usize], filter: &[usize]) -> Result<Conv, OpError> {
         let (&[n, h, w, c], &[kh, kw, own, out]) = (input, filter) else {
             return Err(OpError::invalid(format!(
                 "input and filter must be 4-dimensional: {} and {}",
@@ -89,7 +89,7 @@ impl Slide {
     }
 }
 
-fn four(tensor: &Tensor) -> Result<[usize; 4], OpError> {
+pub(super) fn four(tensor: &Tensor) -> Result<[usize; 4], OpError> {
     match **tensor.shape() {
         [n, h, w, c] if c > 0 => Ok([n, h, w, c]),
         _ => Err(OpError::invalid(format!(
@@ -170,7 +170,7 @@ fn conv2d_filter_grad(node: &Node<'_>) -> Result<Kernel, OpError> {
 }
 
 /// A pool's windows over pictures of this shape, and the shape of the result.
-fn pooled(
+pub(super) fn pooled(
     slide: Slide,
     kernel: [usize; 2],
     shape: [usize; 4],
@@ -238,7 +238,7 @@ fn avg_pool_grad(node: &Node<'_>) -> Result<Kernel, OpError> {
     }))
 }
 
-fn lrn_params(node: &Node<'_>) -> Result<LrnParams, OpError> {
+pub(super) fn lrn_params(node: &Node<'_>) -> Result<LrnParams, OpError> {
     let radius =
         usize::try_from(node.int("depth_radius", 5)?).map_err(|_| node.wrong("depth_radius"))?;
     let (bias, alpha) = (node.float("bias", 1.0)?, node.float("alpha", 1.0)?);
@@ -246,7 +246,7 @@ fn lrn_params(node: &Node<'_>) -> Result<LrnParams, OpError> {
 }
 
 /// The channels of pictures that fit the kernel.
-fn lrn_channels(params: &LrnParams, shape: [usize; 4]) -> Result<usize, OpError> {
+pub(super) fn lrn_channels(params: &LrnParams, shape: [usize; 4]) -> Result<usize, OpError> {
     match params.radius.min(shape[3]) {
         reach if reach > MAX_RADIUS => Err(OpError::unimplemented(format!(
             "depth_radius {} reaches further than {MAX_RADIUS} channels",
