@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::sync::mpsc;
+
 use bytes::Bytes;
 use prost::Message;
 use serde_json::Value as Json;
 use tftrain::session::proto::attr_value::Value as Attr;
 use tftrain::session::{
-    Call, Cancellation, Code, Context, DType, Data, Node, OpError, Resources, Tensor, Value, ops,
-    proto,
+    Bell, Call, Cancellation, Code, Context, DType, Data, Node, OpError, Resources, Tensor, Value,
+    ops, proto,
 };
 
 /// Differences that rounding explains: TensorFlow adds in another order, with other exponentials.
@@ -49,11 +51,25 @@ fn step(
 ) -> Result<Vec<Value>, OpError> {
     let op = ops::find(&node.op).unwrap_or_else(|| panic!("{} is not there", node.op));
     let kernel = (op.build)(&Node::new(node))?;
-    let context = Context { resources, cancellation, job: "ps" };
+    let context = Context { resources, job: "ps" };
     let mut inputs = inputs;
     let mut results = vec![None; outputs];
-    (kernel.run)(&mut Call::new(&context, &mut inputs, &mut results))?;
-    Ok(results.into_iter().flatten().collect())
+    let mut call = Call::new(&context, &mut inputs, &mut results);
+    (kernel.run)(&mut call)?;
+    let Some(mut attempt) = call.waits_for() else {
+        return Ok(results.into_iter().flatten().collect());
+    };
+    let (ring, rung) = mpsc::channel();
+    let cancelled = ring.clone();
+    cancellation.on_cancel(move |_| _ = cancelled.send(()));
+    let bell = Bell::new(move || _ = ring.send(()));
+    loop {
+        cancellation.check()?;
+        if let Some(found) = attempt(&bell) {
+            return Ok((found?.outputs)()?.into_iter().map(Value::Tensor).collect());
+        }
+        rung.recv().unwrap();
+    }
 }
 
 fn run(node: &proto::NodeDef, inputs: Vec<Tensor>, outputs: usize) -> Result<Vec<Tensor>, OpError> {

@@ -53,7 +53,7 @@ pub(super) fn serve(
         .into(),
         error => anyhow::Error::from(error),
     })?;
-    let runtime = Runtime::start()?;
+    let runtime = Runtime::in_order()?;
     let peers = Arc::new(GrpcPeers::new(runtime.clone(), spec.clone()));
     let worker = Arc::new(Worker::new(task.clone(), peers));
     let patience = Duration::from_secs(args.rendezvous_timeout);
