@@ -10,6 +10,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -19,18 +20,22 @@ use prost::Message;
 use tftrain::cluster::{ClusterSpec, TaskId};
 use tftrain::session::proto::*;
 use tftrain::session::{
-    Cancellation, Code, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, codec,
+    Cancellation, Code, Done, Guard, Master, OpError, Peers, Tensor, Voice, Worker, block_on, codec,
 };
 
 use support::sessions::posing;
 
 /// Tasks in one process.
 #[derive(Default)]
-struct Loopback(OnceLock<BTreeMap<TaskId, Arc<Worker>>>);
+struct Loopback {
+    workers: OnceLock<BTreeMap<TaskId, Arc<Worker>>>,
+    /// Parts of graphs that tasks keep for others.
+    graphs: AtomicUsize,
+}
 
 impl Loopback {
     fn worker(&self, task: &TaskId) -> Arc<Worker> {
-        self.0.get().unwrap()[task].clone()
+        self.workers.get().unwrap()[task].clone()
     }
 }
 
@@ -60,9 +65,8 @@ impl Peers for Loopback {
     ) -> Guard {
         let worker = self.worker(task);
         std::thread::spawn(move || {
-            let RunGraphRequest { graph_handle, step_id, send, recv_key, .. } = request;
-            let step = worker.step(step_id);
-            let ran = worker.run_graph(&graph_handle, step_id, &step, &send, &recv_key);
+            let step = worker.step(request.step_id);
+            let ran = worker.run_graph(&step, request).and_then(block_on);
             done(ran.map(|recv| RunGraphResponse { recv, ..RunGraphResponse::default() }));
         });
         Box::new(())
@@ -95,7 +99,13 @@ impl Peers for Loopback {
     ) -> Result<RegisterGraphResponse, OpError> {
         let graph = request.graph_def.unwrap_or_default();
         let graph_handle = self.worker(task).register(&request.session_handle, &graph)?;
+        self.graphs.fetch_add(1, Ordering::Relaxed);
         Ok(RegisterGraphResponse { graph_handle })
+    }
+
+    fn deregister_graph(&self, task: &TaskId, request: DeregisterGraphRequest) {
+        self.worker(task).deregister(&request.graph_handle);
+        self.graphs.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn cleanup_all(
@@ -136,7 +146,7 @@ fn five_with(gpus: impl Fn(&TaskId) -> usize) -> (Master, Log, Arc<Loopback>) {
         (task.clone(), Arc::new(Worker::new(task, peers.clone()).with_gpus(gpus)))
     };
     let workers: BTreeMap<_, _> = spec.all().map(|(task, _)| worker(task)).collect();
-    assert!(peers.0.set(workers).is_ok());
+    assert!(peers.workers.set(workers).is_ok());
     let log = Log::default();
     let own = peers.worker(&TaskId::new("work", 2));
     (Master::new(own, spec, Box::new(log.clone()), Duration::ZERO), log, peers)
@@ -342,6 +352,78 @@ fn a_resource_stays_where_it_is() {
     let lines = log.0.lock().unwrap().clone();
     // The condition goes with its only reader.
     assert_eq!(lines.matches("/job:ps/replica:0/task:1").count(), 5, "{lines}");
+}
+
+/// A queue of floats on a task, what puts `x` in, and what takes one out.
+fn queue(device: &str) -> Vec<NodeDef> {
+    let types = attr_value::ListValue { r#type: vec![1], ..Default::default() };
+    let types = AttrValue { value: Some(attr_value::Value::List(types)) };
+    let mut queue = node("q", "FIFOQueueV2", &[], device);
+    queue.attr.insert("component_types".to_owned(), types);
+    vec![
+        queue,
+        node("x", "Placeholder", &[], ""),
+        node("in", "QueueEnqueueV2", &["q", "x"], device),
+        node("done", "Identity", &["x", "^in"], ""),
+        node("out", "QueueDequeueV2", &["q"], device),
+        node("twice", "Add", &["out", "out"], ""),
+    ]
+}
+
+#[test]
+fn steps_wait_for_each_other_without_a_thread() {
+    let (master, _) = five();
+    for device in ["", "/job:ps/task:1"] {
+        let handle = create(&master, queue(device)).unwrap();
+        std::thread::scope(|scope| {
+            let takers: Vec<_> =
+                [(); 3].map(|()| scope.spawn(|| step(&master, &handle, &[], "twice:0"))).into();
+            for i in 1..=3 {
+                let x = Tensor::scalar(i as f32);
+                assert_eq!(step(&master, &handle, &[("x:0", x)], "done:0").status_code, 0);
+            }
+            let taken =
+                takers.into_iter().map(|taker| outcome(taker.join().unwrap()).1.remove(0).1);
+            let mut taken: Vec<f32> = taken.map(|tensor| tensor.item().unwrap()).collect();
+            taken.sort_by(f32::total_cmp);
+            assert_eq!(taken, [2.0, 4.0, 6.0]);
+        });
+        master.close(&handle).unwrap();
+    }
+}
+
+#[test]
+fn a_step_that_waits_ends_with_its_session() {
+    let (master, _) = five();
+    let handle = create(&master, queue("/job:ps/task:0")).unwrap();
+    let running = master.session(&handle).unwrap().begin().unwrap();
+    let request = RunStepRequest { fetch: vec!["twice:0".into()], ..RunStepRequest::default() };
+    std::thread::scope(|scope| {
+        let taker = scope.spawn(|| running.run(request));
+        std::thread::sleep(Duration::from_millis(20));
+        master.close(&handle).unwrap();
+        assert_eq!(taker.join().unwrap().unwrap_err().code, Code::Cancelled);
+    });
+}
+
+#[test]
+fn a_session_keeps_its_last_thousand_plans() {
+    let (master, _, peers) = five_with(|_| 0);
+    let names: Vec<String> = (0..1010).map(|i| format!("n{i}")).collect();
+    let nodes = names.iter().map(|name| node(name, "NoOp", &[], "/job:ps/task:0"));
+    let handle = create(&master, nodes.collect()).unwrap();
+    // The first is used again and again, and stays.
+    for name in names.iter().flat_map(|name| [name, &names[0]]) {
+        let before = peers.graphs.load(Ordering::Relaxed);
+        let request = RunStepRequest {
+            session_handle: handle.clone(),
+            target: vec![name.clone()],
+            ..RunStepRequest::default()
+        };
+        assert_eq!(run(&master, request).unwrap().status_code, 0);
+        assert!(before < 2 || *name != names[0] || peers.graphs.load(Ordering::Relaxed) == before);
+    }
+    assert_eq!(peers.graphs.load(Ordering::Relaxed), 1000);
 }
 
 #[test]

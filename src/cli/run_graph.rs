@@ -270,6 +270,8 @@ impl Peers for Imagined {
         Err(imagined(task))
     }
 
+    fn deregister_graph(&self, _: &TaskId, _: DeregisterGraphRequest) {}
+
     fn cleanup_all(
         &self,
         task: &TaskId,

@@ -54,7 +54,7 @@ pub(super) fn serve(
         .into(),
         error => anyhow::Error::from(error),
     })?;
-    let runtime = Runtime::start()?;
+    let runtime = Runtime::in_order()?;
     let peers = Arc::new(GrpcPeers::new(runtime.clone(), spec.clone()));
     let worker = Arc::new(Worker::new(task.clone(), peers).with_gpus(gpus));
     for gpu in worker.devices().iter().filter(|device| !device.physical_device_desc.is_empty()) {

@@ -22,6 +22,7 @@ mod server;
 mod session_client;
 mod session_peers;
 mod shortcut;
+mod talk;
 mod tensorflow;
 mod towers;
 

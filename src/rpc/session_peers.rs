@@ -5,24 +5,27 @@ use std::error::Error;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Response, Status};
+use tonic::{Code, Response, Status};
 
 use super::Runtime;
 use super::security::root_cause;
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
 use super::shortcut::{self, Shortcut};
+use super::talk::{LARGE, Talk};
 use super::tensorflow::MESSAGE;
+use super::tensorflow_proto::task_service_client::TaskServiceClient;
 use super::tensorflow_proto::worker_service_client::WorkerServiceClient;
 use crate::cluster::{ClusterSpec, TaskId};
 use crate::session::proto::*;
@@ -33,11 +36,27 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 type Client = WorkerServiceClient<Channel>;
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Connections to other tasks, made when they are needed and again when they break.
 pub struct GrpcPeers {
     runtime: Runtime,
     spec: ClusterSpec,
-    clients: Mutex<HashMap<TaskId, Client>>,
+    channels: Mutex<HashMap<TaskId, Channel>>,
+    talks: Arc<Mutex<HashMap<TaskId, Manner>>>,
+}
+
+/// How steps reach a task.
+#[derive(Clone)]
+enum Manner {
+    /// By calls, until it has answered whether it talks.
+    Asked,
+    /// By calls: it is TensorFlow's.
+    Calls,
+    /// By messages.
+    Talk(Arc<Talk>),
 }
 
 /// A call that ends when nobody waits for it.
@@ -137,13 +156,19 @@ impl AsyncWrite for Road {
 impl GrpcPeers {
     /// The tasks of `spec`.
     pub fn new(runtime: Runtime, spec: ClusterSpec) -> Self {
-        Self { runtime, spec, clients: Mutex::default() }
+        Self { runtime, spec, channels: Mutex::default(), talks: Arc::default() }
     }
 
     fn client(&self, task: &TaskId) -> Result<Client, OpError> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(task) {
-            return Ok(client.clone());
+        Ok(WorkerServiceClient::new(self.channel(task)?)
+            .max_decoding_message_size(MESSAGE)
+            .max_encoding_message_size(MESSAGE))
+    }
+
+    fn channel(&self, task: &TaskId) -> Result<Channel, OpError> {
+        let mut channels = lock(&self.channels);
+        if let Some(channel) = channels.get(task) {
+            return Ok(channel.clone());
         }
         let missing = || OpError::invalid(format!("{task} is not in the cluster"));
         let address = self.spec.address(task).ok_or_else(missing)?;
@@ -155,17 +180,15 @@ impl GrpcPeers {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(10));
         let way = Way(address.into());
-        // A channel starts a task of its runtime.
-        let channel = self.runtime.block_on(async { endpoint.connect_with_connector_lazy(way) });
-        let client = WorkerServiceClient::new(channel)
-            .max_decoding_message_size(MESSAGE)
-            .max_encoding_message_size(MESSAGE);
-        clients.insert(task.clone(), client.clone());
-        Ok(client)
+        // A channel starts a task.
+        let _runtime = self.runtime.enter();
+        let channel = endpoint.connect_with_connector_lazy(way);
+        channels.insert(task.clone(), channel.clone());
+        Ok(channel)
     }
 
     /// The error of a call: what the task says, or that it is not there.
-    fn failed(&self, task: &TaskId) -> impl Fn(Status) -> OpError + Send + use<> {
+    fn failed(&self, task: &TaskId) -> impl Fn(Status) -> OpError + Clone + Send + Sync + use<> {
         let address = self.spec.address(task).unwrap_or("?").to_owned();
         let task = task.clone();
         move |status| match status.source() {
@@ -174,6 +197,46 @@ impl GrpcPeers {
             }
             None => OpError::from_wire(status.code() as i32, status.message().to_owned()),
         }
+    }
+
+    /// The talk with a task, where there is one; else it is asked for one.
+    pub(super) fn talk(&self, task: &TaskId) -> Option<Arc<Talk>> {
+        let mut talks = lock(&self.talks);
+        match talks.get(task) {
+            Some(Manner::Talk(talk)) => return Some(talk.clone()),
+            Some(Manner::Asked | Manner::Calls) => return None,
+            None => {}
+        }
+        let (channel, client) = (self.channel(task).ok()?, self.client(task).ok()?);
+        talks.insert(task.clone(), Manner::Asked);
+        let (failed, talks, task) = (self.failed(task), self.talks.clone(), task.clone());
+        let (runtime, of_call) = (self.runtime.clone(), failed.clone());
+        let by_call = move |request: RecvTensorRequest, done: Done<RecvTensorResponse>| {
+            let (mut client, failed) = (client.clone(), of_call.clone());
+            drop(runtime.spawn(async move {
+                let answer = client.recv_tensor(request).await;
+                done(answer.map(Response::into_inner).map_err(failed));
+            }));
+        };
+        drop(self.runtime.spawn(async move {
+            let (talk, said) = Talk::new(Box::new(by_call));
+            let mut client = TaskServiceClient::new(channel)
+                .max_decoding_message_size(MESSAGE)
+                .max_encoding_message_size(MESSAGE);
+            match client.talk(said).await {
+                Ok(answers) => {
+                    lock(&talks).insert(task.clone(), Manner::Talk(talk.clone()));
+                    talk.listen(answers.into_inner(), failed).await;
+                }
+                Err(status) if status.code() == Code::Unimplemented => {
+                    lock(&talks).insert(task, Manner::Calls);
+                    return;
+                }
+                Err(_) => {}
+            }
+            lock(&talks).remove(&task);
+        }));
+        None
     }
 
     /// Starts a call that tells its answer.
@@ -224,7 +287,14 @@ impl Peers for GrpcPeers {
         request: RecvTensorRequest,
         done: Done<RecvTensorResponse>,
     ) -> Guard {
-        self.start(task, |mut client| async move { client.recv_tensor(request).await }, done)
+        match self.talk(task) {
+            Some(talk) => talk.recv_tensor(request, done),
+            None => self.start(
+                task,
+                |mut client| async move { client.recv_tensor(request).await },
+                done,
+            ),
+        }
     }
 
     fn run_graph(
@@ -233,7 +303,12 @@ impl Peers for GrpcPeers {
         request: RunGraphRequest,
         done: Done<RunGraphResponse>,
     ) -> Guard {
-        self.start(task, |mut client| async move { client.run_graph(request).await }, done)
+        match self.talk(task).filter(|_| request.encoded_len() < LARGE) {
+            Some(talk) => talk.run_graph(request, done),
+            None => {
+                self.start(task, |mut client| async move { client.run_graph(request).await }, done)
+            }
+        }
     }
 
     fn cleanup_graph(&self, task: &TaskId, request: CleanupGraphRequest) {
@@ -266,6 +341,10 @@ impl Peers for GrpcPeers {
         request: RegisterGraphRequest,
     ) -> Result<RegisterGraphResponse, OpError> {
         self.ask(task, |mut client| async move { client.register_graph(request).await })
+    }
+
+    fn deregister_graph(&self, task: &TaskId, request: DeregisterGraphRequest) {
+        self.tell(task, |mut client| async move { client.deregister_graph(request).await });
     }
 
     fn cleanup_all(

@@ -1,6 +1,7 @@
 //! TensorFlow's services on a task: [`sessions`] answers its clients and servers.
 //!
-//! What runs a graph may wait, so it has a thread of its own; a caller that goes away ends what it asked for.
+//! Steps run where the network is served, and move away by themselves when they take long; the rest may wait, so it has a thread of
+//! its own. A caller that goes away ends what it asked for.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,10 +11,12 @@ use tokio::sync::oneshot;
 use tonic::{Code, Request, Response, Status};
 
 use super::Services;
+use super::talk::TaskApi;
 use super::tensorflow_proto::master_service_server::{MasterService, MasterServiceServer};
+use super::tensorflow_proto::task_service_server::TaskServiceServer;
 use super::tensorflow_proto::worker_service_server::{WorkerService, WorkerServiceServer};
 use crate::session::proto::*;
-use crate::session::{Cancellation, Master, OpError, Step, Worker, codec};
+use crate::session::{Asked, Cancellation, Master, OpError, Running, Session, Step, Worker, codec};
 
 /// TensorFlow's clients and servers know no limit.
 pub(super) const MESSAGE: usize = 2 << 30;
@@ -21,9 +24,10 @@ pub(super) const MESSAGE: usize = 2 << 30;
 /// Of an error's text: a status travels in headers, which are small.
 const TEXT: usize = 4000;
 
-/// Adds TensorFlow's two services.
+/// Adds TensorFlow's two services, and the one that tasks of tftrain have for each other.
 pub fn sessions(master: Arc<Master>, worker: Arc<Worker>) -> Services {
     let master = MasterServiceServer::new(MasterApi(master));
+    let tasks = TaskServiceServer::new(TaskApi(worker.clone()));
     let worker = WorkerServiceServer::new(WorkerApi(worker));
     Box::new(|routes| {
         routes
@@ -32,6 +36,9 @@ pub fn sessions(master: Arc<Master>, worker: Arc<Worker>) -> Services {
             )
             .add_service(
                 worker.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE),
+            )
+            .add_service(
+                tasks.max_decoding_message_size(MESSAGE).max_encoding_message_size(MESSAGE),
             )
     })
 }
@@ -106,6 +113,19 @@ async fn within<T>(
 
 struct MasterApi(Arc<Master>);
 
+/// Runs a step of a session. A plan that is not there yet is made aside.
+async fn execute(
+    session: Arc<Session>,
+    running: &Running,
+    asked: Asked,
+) -> Result<Vec<NamedTensorProto>, OpError> {
+    let (ready, asked) = match session.known(&asked) {
+        Some(ready) => (ready, asked),
+        None => aside(move || Ok((session.prepare(&asked)?, asked))).await?,
+    };
+    running.execute(ready, asked)?.await
+}
+
 #[tonic::async_trait]
 impl MasterService for MasterApi {
     async fn create_session(
@@ -146,12 +166,11 @@ impl MasterService for MasterApi {
         let request = request.into_inner();
         let session = self.0.session(&request.session_handle).map_err(status)?;
         let running = session.begin().map_err(status)?;
-        let step = running.step().clone();
-        let _caller = of_step(&step);
+        let _caller = of_step(running.step());
         let in_body = request.store_errors_in_response_body;
         let millis = request.options.as_ref().map_or(0, |options| options.timeout_in_ms);
-        let ran = within(millis, &step, aside(move || running.run(request))).await;
-        let answer = match ran {
+        let step = async { execute(session, &running, Asked::new(request)?).await };
+        let answer = match within(millis, running.step(), step).await {
             Ok(tensor) => RunStepResponse { tensor, ..RunStepResponse::default() },
             Err(error) if in_body => RunStepResponse {
                 status_code: error.code as i32,
@@ -212,8 +231,9 @@ impl MasterService for MasterApi {
         let session = self.0.session(&request.session_handle).map_err(status)?;
         let running = session.begin().map_err(status)?;
         let _caller = of_step(running.step());
-        let ran = aside(move || running.run_callable(&request)).await;
-        let fetch = ran.map_err(status)?;
+        let asked = session.called(&request).map_err(status)?;
+        let fetched = execute(session, &running, asked).await.map_err(status)?;
+        let fetch = fetched.into_iter().filter_map(|named| named.tensor).collect();
         Ok(Response::new(RunCallableResponse { fetch, metadata: None }))
     }
 
@@ -229,6 +249,23 @@ impl MasterService for MasterApi {
 }
 
 struct WorkerApi(Arc<Worker>);
+
+/// Runs a task's part of a step.
+pub(super) async fn run_graph(
+    worker: &Worker,
+    request: RunGraphRequest,
+) -> Result<RunGraphResponse, OpError> {
+    let (id, step) = (request.step_id, worker.step(request.step_id));
+    let caller = of_step(&step);
+    let ran = match worker.run_graph(&step, request) {
+        Ok(running) => running.await,
+        Err(error) => Err(error),
+    };
+    // Others may still ask for what it sent.
+    caller.answered();
+    let recv = ran?;
+    Ok(RunGraphResponse { recv, clean: worker.settle(id), ..RunGraphResponse::default() })
+}
 
 #[tonic::async_trait]
 impl WorkerService for WorkerApi {
@@ -282,25 +319,16 @@ impl WorkerService for WorkerApi {
         request: Request<RunGraphRequest>,
     ) -> Result<Response<RunGraphResponse>, Status> {
         let request = request.into_inner();
-        let (worker, step) = (self.0.clone(), self.0.step(request.step_id));
-        let caller = of_step(&step);
         let in_body = request.store_errors_in_response_body;
-        let ran = aside(move || {
-            let RunGraphRequest { graph_handle, step_id, send, recv_key, .. } = request;
-            worker.run_graph(&graph_handle, step_id, &step, &send, &recv_key)
-        });
-        let answer = match ran.await {
-            Ok(recv) => RunGraphResponse { recv, ..RunGraphResponse::default() },
-            Err(error) if in_body => RunGraphResponse {
+        match run_graph(&self.0, request).await {
+            Ok(answer) => Ok(Response::new(answer)),
+            Err(error) if in_body => Ok(Response::new(RunGraphResponse {
                 status_code: error.code as i32,
                 status_error_message: error.message,
                 ..RunGraphResponse::default()
-            },
-            Err(error) => return Err(status(error)),
-        };
-        // Others may still ask for what it sent.
-        caller.answered();
-        Ok(Response::new(answer))
+            })),
+            Err(error) => Err(status(error)),
+        }
     }
 
     async fn cleanup_graph(

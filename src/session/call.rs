@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cancel::Cancellation;
+use super::cancel::Bell;
 use super::resources::{Handle, Resources, Variable};
 use super::{OpError, Tensor};
 
@@ -34,12 +34,43 @@ impl Value {
     }
 }
 
+impl Value {
+    /// The number of elements behind it; `None` while somebody changes them.
+    pub(super) fn elements(&self) -> Option<usize> {
+        match self {
+            Self::Tensor(tensor) => Some(tensor.len()),
+            Self::Ref(variable) => variable.elements(),
+            Self::Resource(handle) => match handle.get::<Variable>() {
+                Ok(variable) => variable.elements(),
+                // Queues and the like hand tensors over.
+                Err(_) => Some(0),
+            },
+        }
+    }
+}
+
+/// What a kernel waited for: it gives the outputs, and says how many elements that touches.
+pub struct Found {
+    /// Elements that are touched.
+    pub elements: usize,
+    /// Gives the outputs.
+    pub outputs: Box<dyn FnOnce() -> Result<Vec<Tensor>, OpError> + Send>,
+}
+
+impl Found {
+    /// Outputs that are there.
+    pub fn new(outputs: Vec<Tensor>) -> Self {
+        Self { elements: 0, outputs: Box::new(move || Ok(outputs)) }
+    }
+}
+
+/// A look for what a kernel waits for. Where it is not there yet the bell has been left with who will bring it.
+pub type Attempt = Box<dyn FnMut(&Arc<Bell>) -> Option<Result<Found, OpError>> + Send>;
+
 /// What a kernel may see of its step and its task.
 pub struct Context<'a> {
     /// The task's resources.
     pub resources: &'a Resources,
-    /// Whether the step goes on; kernels that wait look at it.
-    pub cancellation: &'a Cancellation,
     /// The job of this task, as texts of errors name it.
     pub job: &'a str,
 }
@@ -49,6 +80,7 @@ pub struct Call<'a> {
     context: &'a Context<'a>,
     inputs: &'a mut [Option<Value>],
     outputs: &'a mut [Option<Value>],
+    attempt: Option<Attempt>,
 }
 
 impl<'a> Call<'a> {
@@ -58,17 +90,12 @@ impl<'a> Call<'a> {
         inputs: &'a mut [Option<Value>],
         outputs: &'a mut [Option<Value>],
     ) -> Self {
-        Self { context, inputs, outputs }
+        Self { context, inputs, outputs, attempt: None }
     }
 
     /// The task's resources.
     pub fn resources(&self) -> &'a Resources {
         self.context.resources
-    }
-
-    /// Whether the step goes on.
-    pub fn cancellation(&self) -> &'a Cancellation {
-        self.context.cancellation
     }
 
     /// The job of this task.
@@ -138,5 +165,18 @@ impl<'a> Call<'a> {
         if let Some(place) = self.outputs.get_mut(index) {
             *place = Some(value);
         }
+    }
+
+    /// Lets the node wait: its outputs come from an attempt that succeeds, now or after its bell has rung.
+    pub fn wait(
+        &mut self,
+        attempt: impl FnMut(&Arc<Bell>) -> Option<Result<Found, OpError>> + Send + 'static,
+    ) {
+        self.attempt = Some(Box::new(attempt));
+    }
+
+    /// What the node waits for.
+    pub fn waits_for(self) -> Option<Attempt> {
+        self.attempt
     }
 }

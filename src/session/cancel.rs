@@ -1,13 +1,9 @@
 //! [`Cancellation`]: how a step is ended from outside, and [`Monitor`]: how its kernels wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::OpError;
-
-/// How often who waits looks for a cancellation.
-const GLANCE: Duration = Duration::from_millis(20);
 
 /// The lock of a mutex; no holder leaves it half changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,42 +64,100 @@ impl Cancellation {
     }
 }
 
+/// How a node that waits is told to try again.
+pub struct Bell(Box<dyn Fn() + Send + Sync>);
+
+impl Bell {
+    /// One that calls this.
+    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self(Box::new(ring)))
+    }
+}
+
 /// A value that kernels of several steps change and wait for.
 #[derive(Default)]
-pub struct Monitor<T> {
-    value: Mutex<T>,
-    changed: Condvar,
+pub struct Monitor<T>(Mutex<Watched<T>>);
+
+#[derive(Default)]
+struct Watched<T> {
+    value: T,
+    /// Of nodes that wait, the first first; those of steps that are over are gone.
+    bells: Vec<Weak<Bell>>,
+}
+
+impl<T> Watched<T> {
+    fn leave(&mut self, bell: &Arc<Bell>) {
+        // Who gave up leaves nothing behind for long.
+        if self.bells.len() == self.bells.capacity() {
+            self.bells.retain(|bell| bell.strong_count() > 0);
+        }
+        self.bells.push(Arc::downgrade(bell));
+    }
 }
 
 impl<T> Monitor<T> {
-    /// Around a value.
-    pub fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), changed: Condvar::new() }
-    }
-
-    /// Changes the value and wakes who waits.
+    /// Changes the value and rings for those who wait.
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
-        let result = change(&mut lock(&self.value));
-        self.changed.notify_all();
+        let mut watched = lock(&self.0);
+        let result = change(&mut watched.value);
+        let bells = std::mem::take(&mut watched.bells);
+        drop(watched);
+        bells.iter().filter_map(Weak::upgrade).for_each(|bell| (bell.0)());
         result
     }
 
-    /// Tries after every change, until `attempt` gives a result or the step is cancelled; a result is a change too.
-    pub fn wait<R>(
+    /// Looks at the value.
+    pub fn look<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&lock(&self.0).value)
+    }
+
+    /// Tries to change the value; where `attempt` gives nothing it has changed nothing, and the next change rings.
+    pub fn attempt<R>(
         &self,
-        cancellation: &Cancellation,
-        mut attempt: impl FnMut(&mut T) -> Option<Result<R, OpError>>,
-    ) -> Result<R, OpError> {
-        let mut value = lock(&self.value);
-        loop {
-            cancellation.check()?;
-            if let Some(result) = attempt(&mut value) {
-                drop(value);
-                self.changed.notify_all();
-                return result;
-            }
-            let waited = self.changed.wait_timeout(value, GLANCE);
-            value = waited.unwrap_or_else(PoisonError::into_inner).0;
+        bell: &Arc<Bell>,
+        attempt: impl FnOnce(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let mut watched = lock(&self.0);
+        let result = attempt(&mut watched.value);
+        if result.is_none() {
+            watched.leave(bell);
+            return None;
         }
+        drop(watched);
+        self.change(|_| result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn a_change_rings_once_for_each_who_waits() {
+        let (monitor, rung) = (Monitor::<i32>::default(), Arc::new(AtomicUsize::new(0)));
+        let bell = || {
+            let rung = rung.clone();
+            Bell::new(move || _ = rung.fetch_add(1, Ordering::Relaxed))
+        };
+        let take = |bell: &Arc<Bell>| monitor.attempt(bell, |n| (*n > 0).then(|| *n -= 1));
+        let (first, second) = (bell(), bell());
+        assert_eq!((take(&first), take(&second)), (None, None));
+        monitor.change(|n| *n += 1);
+        assert_eq!(rung.load(Ordering::Relaxed), 2);
+        assert_eq!((take(&first), take(&second)), (Some(()), None));
+        drop(second);
+        monitor.change(|n| *n += 1);
+        assert_eq!(rung.load(Ordering::Relaxed), 2, "it has given up");
+    }
+
+    #[test]
+    fn who_gives_up_leaves_nothing_behind() {
+        let monitor = Monitor::<()>::default();
+        for _ in 0..1000 {
+            assert!(monitor.attempt(&Bell::new(|| ()), |()| None::<()>).is_none());
+        }
+        assert!(lock(&monitor.0).bells.len() < 8);
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::proto::tensor_shape_proto::Dim;
-use super::proto::{TensorProto, TensorShapeProto};
+use super::proto::{NamedTensorProto, TensorProto, TensorShapeProto};
 use super::tensor::{Data, elements};
 use super::{DType, Element, OpError, Tensor};
 use crate::tensor::Shape;
@@ -138,6 +138,16 @@ fn build<T: Element>(
         }
     };
     Tensor::new(shape, values)
+}
+
+/// Writes tensors with their names.
+pub(super) fn named(
+    names: impl IntoIterator<Item = String>,
+    tensors: Vec<Tensor>,
+) -> Vec<NamedTensorProto> {
+    let named =
+        |(name, tensor): (String, Tensor)| NamedTensorProto { name, tensor: Some(encode(&tensor)) };
+    names.into_iter().zip(tensors).map(named).collect()
 }
 
 /// Writes a tensor.

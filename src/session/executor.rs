@@ -1,19 +1,22 @@
 //! Runs a [`Program`]: a node when its inputs are there, whatever the order.
 //!
-//! Everything runs on the caller's thread but kernels that wait: while others can run, those have threads of their own. What
-//! comes from other tasks and threads arrives in an inbox.
+//! Small nodes run where the step is polled, which is where the network is served. What comes from other tasks, steps and threads
+//! arrives in its inbox.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
-use super::cancel::lock;
+use super::call::{Attempt, Found};
+use super::cancel::Bell;
+use super::inbox::Inbox;
 use super::ops::Kernel;
 use super::peers::{Guard, Peers};
-use super::pool;
-use super::program::{Action, Edge, Program};
-use super::proto::RecvTensorRequest;
+use super::program::{Action, Edge, Item, Program};
+use super::proto::{RecvTensorRequest, RecvTensorResponse};
 use super::rendezvous::{Arrival, Step};
+use super::weight::{SMALL, Weight};
 use super::{Call, Code, Context, OpError, Resources, Tensor, Value, codec};
+use crate::cluster::TaskId;
 
 /// What a step runs on.
 #[derive(Clone)]
@@ -23,62 +26,23 @@ pub(super) struct Site {
     pub(super) peers: Arc<dyn Peers>,
 }
 
-/// What arrives from elsewhere: the outputs of a node, or the end of the step.
-type Message = Result<(u32, Vec<Option<Value>>), OpError>;
-
-#[derive(Default)]
-struct Inbox {
-    messages: Mutex<Vec<Message>>,
-    came: Condvar,
+/// What arrives from elsewhere.
+pub(super) enum Message {
+    /// A tensor of another task or device, for the node that waits for it.
+    Came(u32, Arrival),
+    /// The node may try again.
+    Rang(u32),
+    /// An error that ends the step.
+    Failed(OpError),
+    /// The step was cancelled.
+    Cancelled,
+    /// The state is back, and nothing is ready or the step has failed.
+    Back(Box<State>, Result<(), OpError>),
 }
 
-impl Inbox {
-    fn put(&self, message: Message) {
-        lock(&self.messages).push(message);
-        self.came.notify_one();
-    }
-
-    fn wait(&self) -> Vec<Message> {
-        let waited = self.came.wait_while(lock(&self.messages), |messages| messages.is_empty());
-        std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Runs one step of a program; the values are those of [`Program::fetches`], by place.
-///
-/// # Errors
-/// The first that a node has, with its name, or the reason why the step was cancelled.
-pub(super) fn run(
-    program: &Arc<Program>,
-    site: &Site,
-    step: &Arc<Step>,
-    id: i64,
-    feeds: Vec<Option<Tensor>>,
-) -> Result<Vec<Tensor>, OpError> {
-    let mut run = Run {
-        site,
-        step,
-        id,
-        feeds,
-        inbox: Arc::default(),
-        values: vec![None; program.readers.len()],
-        readers: program.readers.clone(),
-        pending: program.items.iter().map(|item| item.pending).collect(),
-        dead: vec![false; program.items.len()],
-        merges: vec![Merge::default(); program.items.len()],
-        ready: program.sources.clone(),
-        waiting: Vec::new(),
-        outstanding: 0,
-        watched: false,
-        guards: Vec::new(),
-        inputs: Vec::new(),
-        fetched: vec![None; program.fetches.len()],
-        program,
-    };
-    run.go()?;
-    let dead = || OpError::invalid("Retval[0] does not have value: its branch was not taken");
-    run.fetched.into_iter().map(|value| value.ok_or_else(dead)?.tensor()).collect()
-}
+/// Elements that are touched at one go where the network is served, and what a node counts beside its own.
+const BUDGET: usize = 64 * SMALL;
+const NODE: usize = 16;
 
 /// What has come to a `Merge`.
 #[derive(Clone, Default)]
@@ -88,13 +52,14 @@ struct Merge {
     fired: bool,
 }
 
-struct Run<'a> {
-    program: &'a Arc<Program>,
-    site: &'a Site,
-    step: &'a Arc<Step>,
+/// A step that goes on.
+pub(super) struct State {
+    program: Arc<Program>,
+    site: Site,
+    step: Arc<Step>,
     id: i64,
     feeds: Vec<Option<Tensor>>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Message>>,
     /// By slot; taken by the last reader.
     values: Vec<Option<Value>>,
     readers: Vec<u32>,
@@ -103,48 +68,96 @@ struct Run<'a> {
     dead: Vec<bool>,
     merges: Vec<Merge>,
     ready: Vec<u32>,
-    /// Ready, but they may wait for other steps.
-    waiting: Vec<u32>,
-    /// Messages that are to come.
-    outstanding: usize,
-    /// Whether a cancellation reaches the inbox.
-    watched: bool,
+    /// Nodes that wait for other steps.
+    waiting: Vec<Waiting>,
+    /// Nodes whose wait is over, but not their work.
+    found: Vec<(u32, Found)>,
+    /// Nodes that are not done until a message comes.
+    pub(super) outstanding: usize,
     /// Calls to other tasks; those that are not done end with the step.
     guards: Vec<Guard>,
     inputs: Vec<Option<Value>>,
     fetched: Vec<Option<Value>>,
 }
 
-impl<'a> Run<'a> {
-    fn go(&mut self) -> Result<(), OpError> {
-        loop {
-            while let Some(node) = self.ready.pop() {
-                self.node(node).map_err(|error| self.at(node, error))?;
-            }
-            match self.waiting.len() {
-                0 if self.outstanding == 0 => return Ok(()),
-                // Nothing else could run meanwhile.
-                1 if self.outstanding == 0 => {
-                    let node = self.waiting.swap_remove(0);
-                    self.kernel(node).map_err(|error| self.at(node, error))?;
-                    continue;
-                }
-                _ => {}
-            }
-            self.watch();
-            for node in std::mem::take(&mut self.waiting) {
-                self.elsewhere(node);
-            }
-            for message in self.inbox.wait() {
-                let (node, outputs) = message?;
-                self.outstanding -= 1;
-                let slots = self.program.items[node as usize].slots.clone();
-                for (value, output) in self.values[slots].iter_mut().zip(outputs) {
-                    *value = output;
-                }
-                self.finish(node, false);
-            }
+/// A node that waits for other steps.
+struct Waiting {
+    node: u32,
+    /// As long as it is kept the node is told.
+    bell: Arc<Bell>,
+    attempt: Attempt,
+}
+
+impl State {
+    pub(super) fn new(
+        program: Arc<Program>,
+        site: Site,
+        step: Arc<Step>,
+        id: i64,
+        feeds: Vec<Option<Tensor>>,
+        inbox: Arc<Inbox<Message>>,
+    ) -> Self {
+        Self {
+            site,
+            step,
+            id,
+            feeds,
+            inbox,
+            values: vec![None; program.readers.len()],
+            readers: program.readers.clone(),
+            pending: program.items.iter().map(|item| item.pending).collect(),
+            dead: vec![false; program.items.len()],
+            merges: vec![Merge::default(); program.items.len()],
+            ready: program.sources.clone(),
+            waiting: Vec::new(),
+            found: Vec::new(),
+            outstanding: 0,
+            guards: Vec::new(),
+            inputs: Vec::new(),
+            fetched: vec![None; program.fetches.len()],
+            program,
         }
+    }
+
+    /// Runs what is ready, or only what is done soon; false where more is left.
+    pub(super) fn go(&mut self, soon: bool) -> Result<bool, OpError> {
+        let mut left = BUDGET;
+        while let Some(node) = self.ready.pop() {
+            if soon {
+                match self.weight(node).and_then(|elements| left.checked_sub(NODE + elements)) {
+                    Some(rest) => left = rest,
+                    None => {
+                        self.ready.push(node);
+                        return Ok(false);
+                    }
+                }
+            }
+            self.step.cancellation.check()?;
+            self.node(node).map_err(|error| self.at(node, error))?;
+        }
+        Ok(true)
+    }
+
+    /// The elements that a node touches; `None` where they are many, or nobody knows.
+    fn weight(&self, node: u32) -> Option<usize> {
+        let item = &self.program.items[node as usize];
+        let found = self.found.iter().find(|(own, _)| *own == node);
+        let slots = self.program.inputs[item.inputs.clone()].iter();
+        let inputs = slots.map(|&slot| self.values[slot as usize].as_ref());
+        let elements = match (&item.action, found) {
+            (_, Some((_, found))) => found.elements,
+            (Action::Kernel(kernel), None) if kernel.blocks => return None,
+            (Action::Kernel(_), None) => item.weight.elements(inputs)?,
+            // A variable is read when its value leaves.
+            _ => Weight::Inputs.elements(inputs).map(|_| 0)?,
+        };
+        (elements <= SMALL).then_some(elements)
+    }
+
+    /// What the client fetches.
+    pub(super) fn results(self) -> Result<Vec<Tensor>, OpError> {
+        let dead = || OpError::invalid("Retval[0] does not have value: its branch was not taken");
+        self.fetched.into_iter().map(|value| value.ok_or_else(dead)?.tensor()).collect()
     }
 
     /// Names the node of an error; the step's own end has none.
@@ -155,17 +168,57 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn watch(&mut self) {
-        if !self.watched {
-            self.watched = true;
-            let inbox = self.inbox.clone();
-            self.step.cancellation.on_cancel(move |error| inbox.put(Err(error.clone())));
+    /// Takes a message up.
+    pub(super) fn hear(&mut self, message: Message) -> Result<(), OpError> {
+        match message {
+            Message::Came(node, arrival) => {
+                self.outstanding -= 1;
+                self.give(node, arrival.into_iter().collect());
+            }
+            Message::Rang(node) => {
+                if let Some(place) = self.waiting.iter().position(|waiting| waiting.node == node) {
+                    let waiting = self.waiting.swap_remove(place);
+                    self.attempt(waiting).map_err(|error| self.at(node, error))?;
+                }
+            }
+            Message::Failed(error) => return Err(error),
+            // The run has seen to these.
+            Message::Cancelled | Message::Back(..) => {}
         }
+        Ok(())
+    }
+
+    /// The outputs of a node that had to wait.
+    fn give(&mut self, node: u32, outputs: Vec<Tensor>) {
+        let slots = self.program.items[node as usize].slots.clone();
+        for (value, output) in self.values[slots].iter_mut().zip(outputs) {
+            *value = Some(Value::Tensor(output));
+        }
+        self.finish(node, false);
+    }
+
+    /// Looks for what a node waits for.
+    fn attempt(&mut self, mut waiting: Waiting) -> Result<(), OpError> {
+        match (waiting.attempt)(&waiting.bell) {
+            None => self.waiting.push(waiting),
+            Some(found) => {
+                self.outstanding -= 1;
+                self.found.push((waiting.node, found?));
+                self.ready.push(waiting.node);
+            }
+        }
+        Ok(())
     }
 
     /// Runs a node whose inputs are there.
     fn node(&mut self, node: u32) -> Result<(), OpError> {
-        let program: &'a Program = self.program;
+        if let Some(place) = self.found.iter().position(|(own, _)| *own == node) {
+            let found = self.found.swap_remove(place).1;
+            let outputs = guarded(found.outputs)?;
+            self.give(node, outputs);
+            return Ok(());
+        }
+        let program = self.program.clone();
         let item = &program.items[node as usize];
         let is_dead = self.dead[node as usize];
         let first = item.slots.start;
@@ -222,46 +275,54 @@ impl<'a> Run<'a> {
                 }
                 self.finish(node, false);
             }
-            Action::Receive(key, from) => {
-                self.watch();
-                self.outstanding += 1;
-                let inbox = self.inbox.clone();
-                let name = item.name.clone();
-                let arrive = move |result: Result<Arrival, OpError>| {
-                    let message = result.map(|tensor| (node, vec![tensor.map(Value::Tensor)]));
-                    inbox.put(message.map_err(|error| error.at(&name)));
-                };
-                match from {
-                    None => self.step.rendezvous.receive(key.clone(), Box::new(arrive)),
-                    Some(task) => {
-                        let request = RecvTensorRequest {
-                            step_id: self.id,
-                            rendezvous_key: key.to_string(),
-                            request_id: super::unique() as i64,
-                        };
-                        let done = Box::new(
-                            move |answer: Result<super::proto::RecvTensorResponse, OpError>| {
-                                // A task that fails tells the master itself; one that is gone does not.
-                                let answer = answer.map_err(|error| match error.code {
-                                    Code::Unavailable => error,
-                                    _ => error.derived(),
-                                });
-                                arrive(answer.and_then(|answer| match answer.is_dead {
-                                    true => Ok(None),
-                                    false => {
-                                        codec::decode(&answer.tensor.unwrap_or_default()).map(Some)
-                                    }
-                                }));
-                            },
-                        );
-                        self.guards.push(self.site.peers.recv_tensor(task, request, done));
+            Action::Receive(key, from) => self.receive(node, item, key, from.as_ref()),
+            Action::Kernel(kernel) => {
+                self.gather(node);
+                let outputs = &mut self.values[item.slots.clone()];
+                match compute(kernel, &self.site, &mut self.inputs, outputs)? {
+                    None => self.finish(node, false),
+                    Some(attempt) => {
+                        let inbox = self.inbox.clone();
+                        let bell = Bell::new(move || inbox.put(Message::Rang(node)));
+                        self.outstanding += 1;
+                        self.attempt(Waiting { node, bell, attempt })?;
                     }
                 }
             }
-            Action::Kernel(kernel) if kernel.blocks => self.waiting.push(node),
-            Action::Kernel(_) => self.kernel(node)?,
         }
         Ok(())
+    }
+
+    /// Asks for what comes from another device or task.
+    fn receive(&mut self, node: u32, item: &Item, key: &Arc<str>, from: Option<&TaskId>) {
+        self.outstanding += 1;
+        let (inbox, name) = (self.inbox.clone(), item.name.clone());
+        let arrive = move |result: Result<Arrival, OpError>| {
+            inbox.put(match result {
+                Ok(arrival) => Message::Came(node, arrival),
+                Err(error) => Message::Failed(error.at(&name)),
+            });
+        };
+        let Some(task) = from else {
+            return self.step.rendezvous.receive(key.clone(), Box::new(arrive));
+        };
+        let request = RecvTensorRequest {
+            step_id: self.id,
+            rendezvous_key: key.to_string(),
+            request_id: super::unique() as i64,
+        };
+        let done = move |answer: Result<RecvTensorResponse, OpError>| {
+            // A task that fails tells the master itself; one that is gone does not.
+            let answer = answer.map_err(|error| match error.code {
+                Code::Unavailable => error,
+                _ => error.derived(),
+            });
+            arrive(answer.and_then(|answer| match answer.is_dead {
+                true => Ok(None),
+                false => codec::decode(&answer.tensor.unwrap_or_default()).map(Some),
+            }));
+        };
+        self.guards.push(self.site.peers.recv_tensor(task, request, Box::new(done)));
     }
 
     /// The value of an input: its last reader takes it.
@@ -279,44 +340,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn kernel(&mut self, node: u32) -> Result<(), OpError> {
-        self.gather(node);
-        let program: &'a Program = self.program;
-        let item = &program.items[node as usize];
-        if let Action::Kernel(kernel) = &item.action {
-            let outputs = &mut self.values[item.slots.clone()];
-            compute(kernel, self.site, self.step, &mut self.inputs, outputs)?;
-        }
-        self.finish(node, false);
-        Ok(())
-    }
-
-    /// Runs a kernel that may wait on a thread of its own.
-    fn elsewhere(&mut self, node: u32) {
-        self.gather(node);
-        self.outstanding += 1;
-        let mut inputs = std::mem::take(&mut self.inputs);
-        let (program, step) = (Arc::clone(self.program), self.step.clone());
-        let (site, inbox) = (self.site.clone(), self.inbox.clone());
-        pool::spawn(move || {
-            let item = &program.items[node as usize];
-            let mut outputs = vec![None; item.slots.len()];
-            let result = match &item.action {
-                Action::Kernel(kernel) => compute(kernel, &site, &step, &mut inputs, &mut outputs),
-                _ => Ok(()),
-            };
-            let cancelled = step.cancellation.check().err();
-            inbox.put(match result {
-                Ok(()) => Ok((node, outputs)),
-                Err(error) if cancelled.as_ref() == Some(&error) => Err(error),
-                Err(error) => Err(error.at(&item.name)),
-            });
-        });
-    }
-
     /// Tells those that wait for a node.
     fn finish(&mut self, node: u32, is_dead: bool) {
-        let program: &'a Program = self.program;
+        let program = self.program.clone();
         for &Edge { to, slot, input } in &program.edges[program.items[node as usize].edges.clone()]
         {
             let lives = !is_dead && slot.is_none_or(|slot| self.values[slot as usize].is_some());
@@ -358,17 +384,23 @@ fn take(
     if readers[slot] == 0 { values[slot].take() } else { values[slot].clone() }
 }
 
-/// Runs a kernel; its panic is an error of the step, not of the server.
+/// Runs a kernel; the value is what it waits for.
 fn compute(
     kernel: &Kernel,
     site: &Site,
-    step: &Step,
     inputs: &mut [Option<Value>],
     outputs: &mut [Option<Value>],
-) -> Result<(), OpError> {
-    let context =
-        Context { resources: &site.resources, cancellation: &step.cancellation, job: &site.job };
-    let mut call = Call::new(&context, inputs, outputs);
-    catch_unwind(AssertUnwindSafe(|| (kernel.run)(&mut call)))
+) -> Result<Option<Attempt>, OpError> {
+    let context = Context { resources: &site.resources, job: &site.job };
+    guarded(|| {
+        let mut call = Call::new(&context, inputs, outputs);
+        (kernel.run)(&mut call)?;
+        Ok(call.waits_for())
+    })
+}
+
+/// A panic is an error of the step, not of the server.
+fn guarded<T>(work: impl FnOnce() -> Result<T, OpError>) -> Result<T, OpError> {
+    catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(OpError::internal("the kernel failed; its task's log says why")))
 }

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::cancel::{Cancellation, lock};
-use super::client::{Parts, Session, partial_runs, task_name};
+use super::client::{Parts, Session, partial_runs};
 use super::place::{Device, Devices};
 use super::proto::*;
+use super::ready::task_name;
 use super::{OpError, Worker, unique};
 use crate::cluster::{ClusterSpec, DeviceName, TaskId};
 

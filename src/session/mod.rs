@@ -5,20 +5,25 @@
 //!
 //! # Layout
 //! [`Tensor`] is what flows along edges (`codec.rs`: on the wire), [`ops`] are the kernels, [`Call`] is one run of one, [`Resources`] what
-//! a task keeps between steps, [`Gpu`] where some kernels compute. [`Worker`] is a task's side: it builds a [`Program`] from its part of a
-//! graph (`program.rs`) and runs it (`executor.rs`), tensors of other tasks come through the [`rendezvous`](Step). [`Master`] is the
-//! client's side: a [`Session`] places a graph (`place.rs`), prunes it for a step (`plan.rs`), cuts it into parts (`partition.rs`) and has
-//! them run. [`Peers`] reaches other tasks.
+//! a task keeps between steps, [`Gpu`] where some kernels compute. [`Worker`] is a task's side: it builds a [`Program`] from its part of a graph (`program.rs`) and runs it
+//! (`run.rs`, `executor.rs`), tensors of other tasks come through the [`rendezvous`](Step). [`Master`] is the client's side: a
+//! [`Session`] places a graph (`place.rs`), prunes it for a step (`plan.rs`), cuts it into parts (`partition.rs`), hands these out
+//! (`ready.rs`) and has them run (`execution.rs`). [`Peers`] reaches other tasks.
+//!
+//! A step is a future that no thread sleeps for: what arrives is put in its inbox (`inbox.rs`), and a node that waits for other steps
+//! leaves its [`Bell`] with who will bring it. What takes long has a thread (`weight.rs`, `pool.rs`).
 
 mod call;
 mod cancel;
 mod client;
 pub mod codec;
 mod error;
+mod execution;
 mod executor;
 mod gpu;
 mod graph;
 mod graph_file;
+mod inbox;
 mod master;
 mod node;
 pub mod ops;
@@ -28,24 +33,30 @@ mod place;
 mod plan;
 mod pool;
 mod program;
+mod ready;
 mod rendezvous;
 mod resources;
+mod run;
 mod tensor;
+mod weight;
 mod worker;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use call::{Call, Context, Value};
-pub use cancel::{Cancellation, Monitor};
-pub use client::{Running, Session};
+pub use call::{Attempt, Call, Context, Found, Value};
+pub use cancel::{Bell, Cancellation, Monitor};
+pub use client::{Asked, Running, Session};
 pub use error::{Code, OpError};
+pub use execution::Execution;
 pub use gpu::Gpu;
 pub use graph_file::{GraphFileError, read_graph};
+pub use inbox::block_on;
 pub use master::{Master, Voice};
 pub use node::{Input, Node};
 pub use peers::{Done, Guard, Peers};
 pub use program::Program;
+pub use ready::Ready;
 pub use rendezvous::{Arrival, Step};
 pub use resources::{Handle, Resources, Variable};
 use tensor::elements as tensor_elements;

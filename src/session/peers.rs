@@ -51,6 +51,9 @@ pub trait Peers: Send + Sync {
         request: RegisterGraphRequest,
     ) -> Result<RegisterGraphResponse, OpError>;
 
+    /// Lets a task forget its part of a graph, without waiting.
+    fn deregister_graph(&self, task: &TaskId, request: DeregisterGraphRequest);
+
     /// Lets a task forget its resources.
     fn cleanup_all(
         &self,

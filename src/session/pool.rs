@@ -1,4 +1,4 @@
-//! Threads for kernels that wait, kept for the next ones.
+//! Threads for steps that take long, kept for the next ones.
 
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -22,7 +22,7 @@ struct State {
 /// How long a thread without work stays.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Runs a job that may wait for others: each has a thread of its own.
+/// Runs a job on a thread of its own.
 pub(super) fn spawn(job: impl FnOnce() + Send + 'static) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     let pool = POOL.get_or_init(Pool::default);
@@ -34,10 +34,10 @@ pub(super) fn spawn(job: impl FnOnce() + Send + 'static) {
         return;
     }
     drop(state);
-    let thread = std::thread::Builder::new().name("waiting".to_owned());
+    let thread = std::thread::Builder::new().name("step".to_owned());
     // Where the system has no more threads the job waits for one that comes back.
     if let Err(error) = thread.spawn(move || work(pool)) {
-        tracing::warn!("no thread for an operation that waits: {error}");
+        tracing::warn!("no thread for a step that takes long: {error}");
     }
 }
 

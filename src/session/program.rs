@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::ops::{self, Kernel};
 use super::proto::GraphDef;
+use super::weight::Weight;
 use super::{Gpu, Input, Node, OpError, Tensor};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 
@@ -40,6 +41,7 @@ pub(super) struct Edge {
 pub(super) struct Item {
     pub(super) name: String,
     pub(super) action: Action,
+    pub(super) weight: Weight,
     pub(super) inputs: std::ops::Range<usize>,
     pub(super) slots: std::ops::Range<usize>,
     pub(super) edges: std::ops::Range<usize>,
@@ -159,6 +161,7 @@ impl Program {
             program.items.push(Item {
                 name: def.name.clone(),
                 action,
+                weight: Weight::of(&def.op),
                 inputs: start..program.inputs.len(),
                 slots: first[i]..first[i] + outputs[i],
                 edges: 0..0,
@@ -178,6 +181,23 @@ impl Program {
         let (waiting, others): (Vec<u32>, Vec<u32>) = sources.partition(waits);
         program.sources = others.into_iter().chain(waiting).collect();
         Ok(program)
+    }
+
+    /// Those of the fetched values that have these keys.
+    ///
+    /// # Errors
+    /// There is none of a key.
+    pub(super) fn pick(
+        &self,
+        fetched: Vec<Tensor>,
+        wanted: &[String],
+    ) -> Result<Vec<Tensor>, OpError> {
+        let of = |key: &String| {
+            let missing = || OpError::invalid(format!("nothing is sent to the client as {key}"));
+            let place = self.fetches.iter().position(|fetch| **fetch == **key);
+            place.map(|place| fetched[place].clone()).ok_or_else(missing)
+        };
+        wanted.iter().map(of).collect()
     }
 
     fn action(

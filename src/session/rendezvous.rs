@@ -86,6 +86,11 @@ impl Rendezvous {
         table.slots.is_empty()
     }
 
+    /// Whether all that was sent has been received.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.table).slots.is_empty()
+    }
+
     /// Fails all who wait, and all who come.
     pub fn abort(&self, error: &OpError) {
         let slots = {

@@ -2,7 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::cancel::lock;
 use super::{DType, OpError, Tensor};
@@ -41,6 +41,16 @@ impl Variable {
     /// FAILED_PRECONDITION where it has none.
     pub fn read(&self) -> Result<Tensor, OpError> {
         self.get().ok_or_else(|| self.uninitialized())
+    }
+
+    /// The number of elements; `None` while somebody updates them.
+    pub(super) fn elements(&self) -> Option<usize> {
+        let value = match self.value.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(value.as_ref().map_or(0, Tensor::len))
     }
 
     fn uninitialized(&self) -> OpError {

@@ -1,14 +1,17 @@
 //! [`Worker`]: what one task does for the sessions of a cluster, whoever their master is.
 
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use super::cancel::lock;
-use super::executor::{self, Site};
+use super::executor::Site;
 use super::peers::Peers;
 use super::program::Program;
-use super::proto::{DeviceAttributes, DeviceLocality, GraphDef, NamedTensorProto};
+use super::proto::{DeviceAttributes, DeviceLocality, GraphDef, NamedTensorProto, RunGraphRequest};
 use super::rendezvous::{Arrival, Step};
+use super::run::Run;
 use super::{Gpu, OpError, Tensor, codec, unique};
 use crate::cluster::{DeviceKind, DeviceName, TaskId};
 
@@ -138,15 +141,14 @@ impl Worker {
         lock(&self.steps).entry(id).or_default().clone()
     }
 
-    /// Runs a program's part of a step; the values are those of the keys `wanted`.
-    pub fn run(
+    /// A program's part of a step; its values are those of [`Program::fetches`].
+    pub(super) fn run(
         &self,
         program: &Arc<Program>,
         id: i64,
         step: &Arc<Step>,
         fed: Vec<(&str, Tensor)>,
-        wanted: &[String],
-    ) -> Result<Vec<Tensor>, OpError> {
+    ) -> Result<Run, OpError> {
         let mut feeds = vec![None; program.feeds.len()];
         for (key, tensor) in fed {
             match program.feeds.iter().position(|feed| **feed == *key) {
@@ -154,38 +156,33 @@ impl Worker {
                 None => step.rendezvous.send(&key.into(), Some(tensor))?,
             }
         }
-        let mut fetched = executor::run(program, &self.site, step, id, feeds)
-            .map(|fetched| fetched.into_iter().map(Some).collect::<Vec<_>>())?;
-        let place = |key: &String| {
-            let place = program.fetches.iter().position(|fetch| **fetch == **key);
-            let missing = || OpError::invalid(format!("nothing is sent to the client as {key}"));
-            place.and_then(|place| fetched[place].take()).ok_or_else(missing)
-        };
-        wanted.iter().map(place).collect()
+        Ok(Run::new(program.clone(), self.site.clone(), step.clone(), id, feeds))
     }
 
     /// Runs the registered graph of a request.
     pub fn run_graph(
         &self,
-        handle: &str,
-        id: i64,
         step: &Arc<Step>,
-        fed: &[NamedTensorProto],
-        wanted: &[String],
-    ) -> Result<Vec<NamedTensorProto>, OpError> {
-        let program = self.graph(handle)?;
+        request: RunGraphRequest,
+    ) -> Result<impl Future<Output = Result<Vec<NamedTensorProto>, OpError>> + Send + use<>, OpError>
+    {
+        let RunGraphRequest { graph_handle, step_id, send, recv_key: mut wanted, .. } = request;
+        let program = self.graph(&graph_handle)?;
         let decode = |fed: &'_ NamedTensorProto| {
             codec::decode(fed.tensor.as_ref().unwrap_or(&Default::default()))
         };
-        let tensors: Result<Vec<Tensor>, OpError> = fed.iter().map(decode).collect();
-        let fed = fed.iter().map(|fed| fed.name.as_str()).zip(tensors?).collect();
-        let fetched = self.run(&program, id, step, fed, wanted);
-        let fetched = fetched.inspect_err(|error| step.cancel(error.clone()))?;
-        let named = |(name, tensor): (&String, Tensor)| NamedTensorProto {
-            name: name.clone(),
-            tensor: Some(codec::encode(&tensor)),
-        };
-        Ok(wanted.iter().zip(fetched).map(named).collect())
+        let tensors: Result<Vec<Tensor>, OpError> = send.iter().map(decode).collect();
+        let fed = send.iter().map(|fed| fed.name.as_str()).zip(tensors?).collect();
+        let mut run = self.run(&program, step_id, step, fed)?;
+        let step = step.clone();
+        Ok(poll_fn(move |context| {
+            let run = Pin::new(&mut run).poll(context);
+            run.map(|fetched| {
+                let fetched = fetched.and_then(|fetched| program.pick(fetched, &wanted));
+                let fetched = fetched.inspect_err(|error| step.cancel(error.clone()))?;
+                Ok(codec::named(wanted.drain(..), fetched))
+            })
+        }))
     }
 
     /// Waits for a tensor that a step sends to another task.
@@ -208,6 +205,16 @@ impl Worker {
         if idle {
             steps.remove(&id);
         }
+    }
+
+    /// Forgets a step that is done here, unless others have yet to ask for what it sent; whether it is forgotten.
+    pub fn settle(&self, id: i64) -> bool {
+        let mut steps = lock(&self.steps);
+        let settled = steps.get(&id).is_some_and(|step| step.rendezvous.is_empty());
+        if settled {
+            steps.remove(&id);
+        }
+        settled
     }
 
     /// Ends a step and all who wait in it.

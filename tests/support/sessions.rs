@@ -1,7 +1,7 @@
 //! TensorFlow's values for the operations of sessions (`interop/session_ops.py` wrote them), and a GPU that is none.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 
 use bytes::Bytes;
 use prost::Message;
@@ -12,7 +12,8 @@ use tftrain::device::{Device, DeviceError, Executable, Slab, Update, UpdateSlabs
 use tftrain::graph::Program;
 use tftrain::session::ops::Kernel;
 use tftrain::session::{
-    Call, Cancellation, Context, DType, Data, Gpu, Node, OpError, Resources, Tensor, Value, proto,
+    Bell, Call, Cancellation, Context, DType, Data, Gpu, Node, OpError, Resources, Tensor, Value,
+    proto,
 };
 
 /// Differences that rounding explains: TensorFlow adds in another order, with other exponentials.
@@ -84,10 +85,24 @@ pub(crate) fn step(
     mut inputs: Vec<Option<Value>>,
     outputs: usize,
 ) -> Result<Vec<Value>, OpError> {
-    let context = Context { resources, cancellation, job: "ps" };
+    let context = Context { resources, job: "ps" };
     let mut results = vec![None; outputs];
-    (kernel.run)(&mut Call::new(&context, &mut inputs, &mut results))?;
-    Ok(results.into_iter().flatten().collect())
+    let mut call = Call::new(&context, &mut inputs, &mut results);
+    (kernel.run)(&mut call)?;
+    let Some(mut attempt) = call.waits_for() else {
+        return Ok(results.into_iter().flatten().collect());
+    };
+    let (ring, rung) = mpsc::channel();
+    let cancelled = ring.clone();
+    cancellation.on_cancel(move |_| _ = cancelled.send(()));
+    let bell = Bell::new(move || _ = ring.send(()));
+    loop {
+        cancellation.check()?;
+        if let Some(found) = attempt(&bell) {
+            return Ok((found?.outputs)()?.into_iter().map(Value::Tensor).collect());
+        }
+        rung.recv().unwrap();
+    }
 }
 
 /// Runs a kernel on tensors.

@@ -40,17 +40,17 @@ type Run = Box<dyn Fn(&mut Call<'_>) -> Result<(), OpError> + Send + Sync>;
 pub struct Kernel {
     /// Computes outputs from inputs.
     pub run: Run,
-    /// Whether it may wait for other steps: it gets a thread of its own then.
+    /// Whether it may block its thread, as files do: it never runs where the network is served.
     pub blocks: bool,
 }
 
 impl Kernel {
-    /// A kernel that computes.
+    /// A kernel that computes, or waits for other steps by [`Call::wait`].
     pub fn new(run: impl Fn(&mut Call<'_>) -> Result<(), OpError> + Send + Sync + 'static) -> Self {
         Self { run: Box::new(run), blocks: false }
     }
 
-    /// A kernel that may wait for other steps; it looks at [`Call::cancellation`] meanwhile.
+    /// A kernel that may block its thread.
     pub fn blocking(
         run: impl Fn(&mut Call<'_>) -> Result<(), OpError> + Send + Sync + 'static,
     ) -> Self {

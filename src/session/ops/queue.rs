@@ -1,6 +1,7 @@
 //! Queues and conditional accumulators: what steps of several clients wait at for each other.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::array::one_integer;
 use super::broadcast::text;
@@ -9,7 +10,7 @@ use super::parts::joined;
 use super::{Kernel, OpDef};
 use crate::session::codec::shape_text;
 use crate::session::proto::TensorShapeProto;
-use crate::session::{Call, Cancellation, DType, Handle, Monitor, Node, OpError, Tensor, Value};
+use crate::session::{Bell, Call, DType, Found, Handle, Monitor, Node, OpError, Tensor, Value};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("FIFOQueueV2", queue).handle(),
@@ -76,29 +77,41 @@ impl Queue {
         Ok(())
     }
 
-    /// Puts elements in, and waits for room.
-    fn put(&self, cancellation: &Cancellation, elements: Vec<Vec<Tensor>>) -> Result<(), OpError> {
-        elements.iter().try_for_each(|element| self.check(element))?;
-        let mut elements: VecDeque<_> = elements.into();
-        self.state.wait(cancellation, |state| {
-            if state.closed && (state.refused || !elements.is_empty()) {
-                let text = format!("FIFOQueue '_0_{}' is closed.", self.name);
-                return Some(Err(OpError::cancelled(text)));
+    /// Puts in what there is room for; nothing is left once it is done.
+    fn put(
+        &self,
+        bell: &Arc<Bell>,
+        elements: &mut VecDeque<Vec<Tensor>>,
+    ) -> Option<Result<(), OpError>> {
+        loop {
+            let all = self.state.attempt(bell, |state| {
+                if state.closed && (state.refused || !elements.is_empty()) {
+                    let text = format!("FIFOQueue '_0_{}' is closed.", self.name);
+                    return Some(Err(OpError::cancelled(text)));
+                }
+                let room = self.capacity.saturating_sub(state.elements.len()).min(elements.len());
+                if room == 0 && !elements.is_empty() {
+                    return None;
+                }
+                state.elements.extend(elements.drain(..room));
+                Some(Ok(elements.is_empty()))
+            })?;
+            match all {
+                Ok(false) => {}
+                Ok(true) => return Some(Ok(())),
+                Err(error) => return Some(Err(error)),
             }
-            let room = self.capacity.saturating_sub(state.elements.len()).min(elements.len());
-            state.elements.extend(elements.drain(..room));
-            elements.is_empty().then_some(Ok(()))
-        })
+        }
     }
 
     /// Takes `count` elements, or what there is where `fewer` will do once the queue is closed.
     fn take(
         &self,
-        cancellation: &Cancellation,
+        bell: &Arc<Bell>,
         count: usize,
         fewer: bool,
-    ) -> Result<Vec<Vec<Tensor>>, OpError> {
-        self.state.wait(cancellation, |state| {
+    ) -> Option<Result<Vec<Vec<Tensor>>, OpError>> {
+        self.state.attempt(bell, |state| {
             let there = state.elements.len();
             if there < count && !state.closed {
                 return None;
@@ -111,6 +124,20 @@ impl Queue {
             }
             Some(Ok(state.elements.drain(..count.min(there)).collect()))
         })
+    }
+
+    /// Elements as one tensor a component.
+    fn batch(&self, elements: &[Vec<Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let component = |(i, dtype): (usize, &DType)| {
+            let row = |element: &Vec<Tensor>| {
+                let shape = [&[1], &**element[i].shape()].concat();
+                element[i].clone().reshaped(shape)
+            };
+            let rows: Result<Vec<Tensor>, OpError> = elements.iter().map(row).collect();
+            let rows = rows?;
+            if rows.is_empty() { Tensor::zeros(*dtype, [0]) } else { joined(&rows, 0) }
+        };
+        self.dtypes.iter().enumerate().map(component).collect()
     }
 }
 
@@ -142,13 +169,13 @@ fn queue(node: &Node<'_>) -> Result<Kernel, OpError> {
 
 fn enqueue(node: &Node<'_>) -> Result<Kernel, OpError> {
     let many = node.op() == "QueueEnqueueManyV2";
-    Ok(Kernel::blocking(move |call| {
+    Ok(Kernel::new(move |call| {
         let queue = call.resource::<Queue>(0)?;
         let parts: Result<Vec<Tensor>, OpError> =
             (1..call.inputs()).map(|i| call.tensor(i)).collect();
         let parts = parts?;
         if !many {
-            return queue.put(call.cancellation(), vec![parts]);
+            return enter(call, queue, vec![parts]);
         }
         let count = parts.first().and_then(|part| part.shape().first().copied());
         let count =
@@ -165,22 +192,39 @@ fn enqueue(node: &Node<'_>) -> Result<Kernel, OpError> {
         for column in rows {
             elements.iter_mut().zip(column).for_each(|(element, row)| element.push(row));
         }
-        queue.put(call.cancellation(), elements)
+        enter(call, queue, elements)
     }))
 }
 
+/// Waits until these elements are in.
+fn enter(
+    call: &mut Call<'_>,
+    queue: Arc<Queue>,
+    elements: Vec<Vec<Tensor>>,
+) -> Result<(), OpError> {
+    elements.iter().try_for_each(|element| queue.check(element))?;
+    let mut elements: VecDeque<_> = elements.into();
+    call.wait(move |bell| {
+        let put = queue.put(bell, &mut elements)?;
+        Some(put.map(|()| Found::new(Vec::new())))
+    });
+    Ok(())
+}
+
 fn dequeue(_: &Node<'_>) -> Result<Kernel, OpError> {
-    Ok(Kernel::blocking(|call| {
+    Ok(Kernel::new(|call| {
         let queue = call.resource::<Queue>(0)?;
-        let element = queue.take(call.cancellation(), 1, false)?.into_iter().flatten();
-        element.enumerate().for_each(|(i, tensor)| call.set(i, tensor));
+        call.wait(move |bell| {
+            let taken = queue.take(bell, 1, false)?;
+            Some(taken.map(|elements| Found::new(elements.concat())))
+        });
         Ok(())
     }))
 }
 
 fn dequeue_many(node: &Node<'_>) -> Result<Kernel, OpError> {
     let fewer = node.op() == "QueueDequeueUpToV2";
-    Ok(Kernel::blocking(move |call| {
+    Ok(Kernel::new(move |call| {
         let queue = call.resource::<Queue>(0)?;
         let count = usize::try_from(one_integer(call, 1)?)
             .map_err(|_| OpError::invalid("n must be >= 0"))?;
@@ -190,19 +234,14 @@ fn dequeue_many(node: &Node<'_>) -> Result<Kernel, OpError> {
                 queue.capacity
             )));
         }
-        let elements = queue.take(call.cancellation(), count, fewer)?;
-        for (i, dtype) in queue.dtypes.iter().enumerate() {
-            let rows: Result<Vec<Tensor>, OpError> = elements
-                .iter()
-                .map(|element| {
-                    let shape = [&[1], &**element[i].shape()].concat();
-                    element[i].clone().reshaped(shape)
-                })
-                .collect();
-            let rows = rows?;
-            let out = if rows.is_empty() { Tensor::zeros(*dtype, [0])? } else { joined(&rows, 0)? };
-            call.set(i, out);
-        }
+        call.wait(move |bell| {
+            let taken = queue.take(bell, count, fewer)?;
+            let queue = queue.clone();
+            Some(taken.map(|elements| Found {
+                elements: elements.iter().flatten().map(Tensor::len).sum(),
+                outputs: Box::new(move || queue.batch(&elements)),
+            }))
+        });
         Ok(())
     }))
 }
@@ -220,7 +259,7 @@ fn close(node: &Node<'_>) -> Result<Kernel, OpError> {
 
 fn size(_: &Node<'_>) -> Result<Kernel, OpError> {
     Ok(Kernel::new(|call| {
-        let size = call.resource::<Queue>(0)?.state.change(|state| state.elements.len() as i32);
+        let size = call.resource::<Queue>(0)?.state.look(|state| state.elements.len() as i32);
         call.set(0, Tensor::scalar(size));
         Ok(())
     }))
@@ -228,7 +267,7 @@ fn size(_: &Node<'_>) -> Result<Kernel, OpError> {
 
 fn is_closed(_: &Node<'_>) -> Result<Kernel, OpError> {
     Ok(Kernel::new(|call| {
-        let closed = call.resource::<Queue>(0)?.state.change(|state| state.closed);
+        let closed = call.resource::<Queue>(0)?.state.look(|state| state.closed);
         call.set(0, Tensor::scalar(closed));
         Ok(())
     }))
@@ -308,7 +347,7 @@ fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor, OpError> {
 }
 
 fn take_gradient(_: &Node<'_>) -> Result<Kernel, OpError> {
-    Ok(Kernel::blocking(|call| {
+    Ok(Kernel::new(|call| {
         let accumulator = call.resource::<Accumulator>(0)?;
         let wanted = one_integer(call, 1)?;
         if wanted < 1 {
@@ -316,28 +355,38 @@ fn take_gradient(_: &Node<'_>) -> Result<Kernel, OpError> {
                 "Argument num_required must be at least 1, not {wanted}"
             )));
         }
-        let (mut sum, count) = accumulator.state.wait(call.cancellation(), |state| {
-            if i64::from(state.count) < wanted {
-                return None;
-            }
-            let taken = (state.sum.take()?, std::mem::take(&mut state.count));
-            state.step += 1;
-            Some(Ok(taken))
-        })?;
-        if accumulator.mean {
-            reals!(sum.dtype(), T => {
-                sum.slice_mut::<T>()?.iter_mut().for_each(|x| *x /= count as T);
-                Ok(())
+        call.wait(move |bell| {
+            let (sum, count) = accumulator.state.attempt(bell, |state| {
+                if i64::from(state.count) < wanted {
+                    return None;
+                }
+                let taken = (state.sum.take()?, std::mem::take(&mut state.count));
+                state.step += 1;
+                Some(taken)
             })?;
-        }
-        call.set(0, sum);
+            let divisor = if accumulator.mean { count } else { 1 };
+            Some(Ok(Found {
+                elements: sum.len(),
+                outputs: Box::new(move || Ok(vec![divided(sum, divisor)?])),
+            }))
+        });
         Ok(())
     }))
 }
 
+fn divided(mut sum: Tensor, by: i32) -> Result<Tensor, OpError> {
+    if by != 1 {
+        reals!(sum.dtype(), T => {
+            sum.slice_mut::<T>()?.iter_mut().for_each(|x| *x /= by as T);
+            Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
 fn accumulated(_: &Node<'_>) -> Result<Kernel, OpError> {
     Ok(Kernel::new(|call: &mut Call<'_>| {
-        let count = call.resource::<Accumulator>(0)?.state.change(|state| state.count);
+        let count = call.resource::<Accumulator>(0)?.state.look(|state| state.count);
         call.set(0, Tensor::scalar(count));
         Ok(())
     }))
