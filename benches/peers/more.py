@@ -108,10 +108,12 @@ class Rows:
         self.python = install(args.venv)
         self.workers = []
 
+    def counted(self, *flags):
+        return ["--num-warmup-batches", str(WARMUP), "--num-batches", str(self.args.steps), *flags]
+
     def step(self, *flags, figure=lambda result: result["global_batch"] / result["median"]["step_ms"] * 1e3, **process):
         """A turn of `bench step`: examples/s, unless it is another figure."""
-        flags = ["--num-warmup-batches", str(WARMUP), "--num-batches", str(self.args.steps), *flags]
-        return lambda: figure(self.tftrain.bench("step", *flags, **process))
+        return lambda: figure(self.tftrain.bench("step", *self.counted(*flags), **process))
 
     def script(self, name, threads, *arguments):
         """What a peer's script answers."""
@@ -231,10 +233,8 @@ class Rows:
         return Row("Line, one example a step", "steps/s", 10.0, Contestant("tftrain bench step", ours), others)
 
     def memory(self):
-        flags = ["--num-warmup-batches", str(WARMUP), "--num-batches", str(self.args.steps), "--threads", str(THREADS)]
-
         def ours():
-            command = [self.args.program, "bench", "step", "--json", *flags]
+            command = [self.args.program, "bench", "step", "--json", *self.counted("--threads", str(THREADS))]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             most = 0
             while process.poll() is None:
@@ -292,10 +292,10 @@ def peak_mebibytes(pid):
     return (int(found[1]) / 1024 if found else 0) + sum(map(peak_mebibytes, children))
 
 
-def measure(name, row, args):
+def measure(title, row, args):
     """The turns of each by its name, a round each; what cannot run is left out aloud, and raises where that leaves no comparison."""
-    turns = {contestant.name: [] for contestant in [row.ours, *row.others]}
     contestants = {contestant.name: contestant for contestant in [row.ours, *row.others]}
+    turns = {name: [] for name in contestants}
     for number in range(1, args.rounds + 1):
         order = list(turns)
         random.Random(number).shuffle(order)
@@ -304,13 +304,13 @@ def measure(name, row, args):
             try:
                 turn = quietest(lambda: {"figure": contestant.turn()}, contestant.cpu_seconds, args)
             except Failed as error:
-                say(f"LEFT OUT: {name}, {each}: {error}")
+                say(f"LEFT OUT: {title}, {each}: {error}")
                 del turns[each]
                 if each == row.ours.name or len(turns) == 1:
                     raise
                 continue
             turns[each].append(turn)
-            say(f"{name}, round {number}, {each}: {turn['figure']:,.0f} {row.unit}, foreign cores {turn['foreign_cores']:.2f}")
+            say(f"{title}, round {number}, {each}: {turn['figure']:,.0f} {row.unit}, foreign cores {turn['foreign_cores']:.2f}")
     return turns
 
 
@@ -345,9 +345,10 @@ def arguments():
 
 def main():
     args = arguments()
-    tables, summaries, results, left_out = [], [], {}, {}
+    summaries, results, left_out = [], {}, {}
     try:
         rows = Rows(args)
+        print(f"{machine_line()}\n{rows.tftrain.version}, {versions(rows.python)}; {args.rounds} rounds\n")
         for name in args.only:
             try:
                 row = ROWS[name](rows)
@@ -357,10 +358,9 @@ def main():
                 continue
             finally:
                 rows.end()
-            for text, kept in zip(table(row, results[name]), (tables, summaries)):
-                kept.append(text)
-        print(f"{machine_line()}\n{rows.tftrain.version}, {versions(rows.python)}; {args.rounds} rounds\n")
-        print("\n\n".join(tables), end="\n\n")
+            text, summary = table(row, results[name])
+            summaries.append(summary)
+            print(text, end="\n\n", flush=True)
         print("\n".join(["| row | target | tftrain is | |", "|---|---|---|---|", *summaries]))
         for name, why in left_out.items():
             print(f"\nLeft out: {name}: {why}")
