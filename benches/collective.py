@@ -9,7 +9,7 @@ A turn's figure is the median of `sec_per_batch` over its steps, without the fir
 import argparse, json, os, socket, statistics, subprocess, tempfile
 
 
-def config(folder, args, name, cluster):
+def config(folder, args, name, cluster, **settings):
     path = os.path.join(folder, f"{name}.yaml")
     # JSON is YAML.
     run = {
@@ -19,7 +19,7 @@ def config(folder, args, name, cluster):
         "train": {"dir": os.path.join(folder, name), "max_steps": args.steps, "log_every": 1, "summary_every": 0},
     }
     with open(path, "w") as file:
-        json.dump(run | ({"cluster": cluster} if cluster else {}), file)
+        json.dump(run | settings | ({"cluster": cluster} if cluster else {}), file)
     return path, run["train"]["dir"]
 
 
@@ -31,8 +31,9 @@ def free_ports(count):
     return ports
 
 
-def turn(args, folder, name, cluster):
-    path, train_dir = config(folder, args, name, cluster)
+def turn(args, folder, name, cluster, **settings):
+    """The median seconds of a step."""
+    path, train_dir = config(folder, args, name, cluster, **settings)
     command = [args.tftrain] + (["launch"] if cluster else []) + ["--config", path]
     threads = [] if cluster else ["--threads", "2"]
     done = subprocess.run(command + threads, capture_output=True, text=True)
@@ -63,4 +64,5 @@ def main():
     print(f"median {statistics.median(ratios):.3f} [{min(ratios):.3f} {max(ratios):.3f}]")
 
 
-main()
+if __name__ == "__main__":
+    main()
