@@ -67,7 +67,7 @@ impl Bench {
             conv::filter_grad_scratch(ctx, &conv, &grad),
             winograd::forward_scratch(ctx, &conv),
             winograd::input_grad_scratch(ctx, &conv),
-            winograd::filter_grad_scratch(ctx, &conv),
+            winograd::filter_grad_scratch(ctx, &conv, &grad),
             bf16::conv::forward_scratch(ctx, &conv),
             bf16::conv::input_grad_scratch(ctx, &conv),
             bf16::conv::filter_grad_scratch(&conv, &grad),
@@ -91,7 +91,7 @@ impl Bench {
             winograd::input_grad(ctx, &conv, &dy, &w, &mut dx, scratch);
         });
         self.run("  Winograd filter gradient", flops, || {
-            winograd::filter_grad(ctx, &conv, &x, &dy, &mut dw, scratch);
+            winograd::filter_grad(ctx, &conv, &x, grad, &mut dw, scratch);
         });
         let unit = Unit::detect();
         self.run(&format!("  {unit} forward + relu"), flops, || {

@@ -121,7 +121,13 @@ const WINOGRAD: Way = Way {
     name: "winograd",
     forward: (winograd::forward, winograd::forward_scratch, 1e-5),
     input_grad: (winograd::input_grad, winograd::input_grad_scratch, 1e-5),
-    filter_grad: (winograd::filter_grad, winograd::filter_grad_scratch, 4e-5),
+    filter_grad: (
+        |ctx, conv, x, dy, dw, scratch| {
+            winograd::filter_grad(ctx, conv, x, OutputGrad::Dense(dy), dw, scratch);
+        },
+        |ctx, conv| winograd::filter_grad_scratch(ctx, conv, &OutputGrad::Dense(&[])),
+        4e-5,
+    ),
 };
 
 fn check_conv(n: usize, ins: usize, outs: usize, window: Window) {
@@ -177,8 +183,12 @@ fn tiles_pay_by_shape_alone() {
         let window = Window::new([extent; 2], [kernel; 2], [stride; 2], Padding::Same).unwrap();
         Conv { n: 1, in_channels, out_channels, window }
     };
-    assert!(!winograd::pays(&conv(24, 5, 1, 3, 64)), "conv1");
+    assert!(winograd::pays(&conv(24, 5, 1, 3, 64)), "conv1");
+    assert!(!winograd::input_grad_pays(&conv(24, 5, 1, 3, 64)), "conv1");
+    assert!(winograd::pays(&conv(32, 3, 1, 3, 16)), "the first of a residual network");
+    assert!(!winograd::pays(&conv(5, 3, 1, 3, 16)), "tiles of which half lies outside");
     assert!(winograd::pays(&conv(12, 5, 1, 64, 64)), "conv2");
+    assert!(winograd::input_grad_pays(&conv(12, 5, 1, 64, 64)), "conv2");
     assert!(winograd::pays(&conv(32, 3, 1, 64, 64)));
     assert!(!winograd::pays(&conv(1, 3, 1, 64, 64)), "a tile for one value");
     assert!(!winograd::fits(&conv(32, 3, 2, 64, 64)) && !winograd::fits(&conv(32, 1, 1, 64, 64)));
@@ -195,6 +205,10 @@ fn convolutions_in_tiles() {
         ([13, 6], 5, 33, 19),
         ([8, 23], 7, 16, 64),
         ([61, 70], 2, 9, 12),
+        ([11, 14], 9, 3, 33),
+        ([24, 24], 2, 3, 64),
+        ([7, 30], 3, 4, 21),
+        ([33, 5], 2, 1, 16),
     ] {
         for kernel in [[3, 3], [5, 5]] {
             for padding in [Padding::Same, Padding::Valid] {
@@ -206,6 +220,66 @@ fn convolutions_in_tiles() {
     }
     let window = Window::new([12, 12], [5, 5], [1, 1], Padding::Same).unwrap();
     check_conv(10, 64, 64, window);
+}
+
+/// A convolution with the pool above it in one step, and its gradient through that pool.
+#[test]
+fn convolutions_in_tiles_below_a_pool() {
+    for (input, pool, stride, n, ins, outs) in [
+        ([24, 24], [3, 3], [2, 2], 2, 3, 64),
+        ([13, 6], [2, 2], [2, 2], 9, 1, 19),
+        ([9, 22], [3, 2], [1, 3], 3, 2, 40),
+        ([5, 17], [4, 5], [3, 1], 4, 4, 16),
+        ([16, 10], [3, 3], [2, 2], 3, 6, 33),
+    ] {
+        for (kernel, padding) in
+            [(3, Padding::Same), (5, Padding::Same), (3, Padding::Valid), (5, Padding::Valid)]
+        {
+            let window = Window::new(input, [kernel; 2], [1, 1], padding).unwrap();
+            let Some(pool) = Window::new(window.output, pool, stride, padding) else { continue };
+            let conv = Conv { n, in_channels: ins, out_channels: outs, window };
+            let naive = reference::Conv { n, ins, outs, window };
+            let x = random(n * input[0] * input[1] * ins, 1);
+            let (w, bias) = (random(kernel * kernel * ins * outs, 2), random(outs, 3));
+            let values = reference::conv(&naive, false, &wide(&x), &wide(&w));
+            let cut = reference::relu(&reference::bias_add(&values, &wide(&bias)));
+            let maxima = reference::max_pool(&pool, n, outs, &cut);
+            let mut winners = vec![f32::NAN; n * winners_len(&pool, outs)];
+            if winograd::pools(&conv) {
+                let forward = |ctx, out: &mut [f32], winners: &mut [f32]| {
+                    let scratch = &mut scratch(winograd::forward_pool_scratch(ctx, &conv, &pool));
+                    winograd::forward_pool(ctx, &conv, &pool, &x, &w, &bias, out, winners, scratch);
+                };
+                check(&format!("maxima, {conv:?} {pool:?}"), &maxima, 1e-5, |ctx, out| {
+                    forward(ctx, out, &mut winners.clone());
+                });
+                let ctx = Ctx { isa: Isa::detect(), threads: 1 };
+                forward(ctx, &mut vec![0.0; maxima.len()], &mut winners);
+            } else {
+                let cut: Vec<f32> = cut.iter().map(|v| *v as f32).collect();
+                let ctx = Ctx { isa: Isa::detect(), threads: 1 };
+                let out = &mut vec![0.0; maxima.len()];
+                max_pool_winners(ctx, &pool, n, outs, &cut, out, &mut winners);
+            }
+            let y: Vec<f32> = maxima.iter().map(|v| *v as f32).collect();
+            let dy = random(y.len(), 4);
+            let dx = reference::max_pool_grad(&pool, n, outs, &cut, &wide(&dy));
+            let dx: Vec<f64> =
+                dx.iter().zip(&cut).map(|(d, x)| if *x > 0.0 { *d } else { 0.0 }).collect();
+            let dw = reference::conv_filter_grad(&naive, false, &wide(&x), &dx);
+            let grad = OutputGrad::Pooled(Unpool {
+                window: &pool,
+                channels: outs,
+                y: &y,
+                dy: &dy,
+                winners: &winners,
+            });
+            check(&format!("gradient, {conv:?} {pool:?}"), &dw, 4e-5, |ctx, out| {
+                let mut scratch = scratch(winograd::filter_grad_scratch(ctx, &conv, &grad));
+                winograd::filter_grad(ctx, &conv, &x, grad, out, &mut scratch);
+            });
+        }
+    }
 }
 
 fn check_depthwise(n: usize, channels: usize, multiplier: usize, window: Window) {

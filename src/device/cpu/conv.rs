@@ -27,10 +27,19 @@ pub enum ConvAlgorithm {
 }
 
 impl ConvAlgorithm {
-    /// Whether this convolution goes to the kernels of [`winograd`]. The same on every machine.
+    /// Whether this convolution and its filter gradient go to the kernels of [`winograd`]. The same on every machine.
     pub fn tiles(self, conv: &Conv) -> bool {
+        self.choose(conv, winograd::pays)
+    }
+
+    /// The same of its input gradient.
+    pub fn tiles_input_grad(self, conv: &Conv) -> bool {
+        self.choose(conv, winograd::input_grad_pays)
+    }
+
+    fn choose(self, conv: &Conv, pays: impl Fn(&Conv) -> bool) -> bool {
         match self {
-            Self::Auto => winograd::pays(conv),
+            Self::Auto => pays(conv),
             Self::Direct => false,
             Self::Winograd => winograd::fits(conv),
         }
@@ -78,7 +87,7 @@ impl Conv {
     }
 
     /// Floats of the filter.
-    fn filter(&self) -> usize {
+    pub(super) fn filter(&self) -> usize {
         self.window.kernel[0] * self.taps() * self.out_channels
     }
 

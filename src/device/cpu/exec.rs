@@ -283,7 +283,9 @@ fn scratch_len(ctx: Ctx, products: Products, step: &Step) -> usize {
             let dy = OutputGrad::Pooled(unpool(pool, y, &[], &[], &[]));
             products.filter_grad_scratch(ctx, &conv(window, x, y), &dy)
         }
-        Op::Conv2dPool { window, .. } => products.forward_pool_scratch(ctx, &conv(window, x, y)),
+        Op::Conv2dPool { window, pool } => {
+            products.forward_pool_scratch(ctx, &conv(window, x, y), pool)
+        }
         Op::DepthwiseConv2dFilterGrad(w) => depthwise::filter_grad_scratch(&depthwise(w, x, y)),
         &Op::MatMul { transpose_a, transpose_b } => {
             products.matmul_scratch(ctx, &product(x, y, transpose_a, transpose_b))

@@ -12,6 +12,7 @@ pub mod elementwise;
 mod epilogue;
 mod exec;
 pub mod gemm;
+mod maxima;
 pub mod norm;
 mod pack;
 mod peak;

@@ -85,32 +85,65 @@ fn batch(pitch: usize) -> usize {
     ((BUFFER - MAX_LANES) / pitch).clamp(1, 16)
 }
 
+/// Whether rows of `channels` are whole vectors in one block.
+#[inline(always)]
+fn whole<V: Vector>(channels: usize) -> bool {
+    channels <= BLOCK && channels.is_multiple_of(V::LANES)
+}
+
 multiversion! {
     fn lrn_rows<V>(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
-        for start in (0..channels).step_by(BLOCK) {
-            let end = (start + BLOCK).min(channels);
-            // `squares[i]` of a row is of channel `start - margin + i`; those that do not exist stay zero.
-            let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
-            let margin = reach.next_multiple_of(MAX_LANES);
-            let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
-            let rows = batch(pitch) * channels;
-            let mut squares = Lines([0.0; BUFFER]);
-            let squares = &mut squares.0;
-            for (x, y) in x.chunks(rows).zip(y.chunks_mut(rows)) {
-                for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
-                    for (s, v) in squares[first + margin - start..].iter_mut().zip(&x[first..last]) {
-                        *s = v * v;
-                    }
+        // SAFETY: this copy is compiled for `V`.
+        unsafe {
+            if whole::<V>(channels) {
+                lrn_blocks::<V, true>(p, reach, channels, x, y);
+            } else {
+                lrn_blocks::<V, false>(p, reach, channels, x, y);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for every function of [`Vector`]; `ALL` as [`whole`] says.
+#[inline(always)]
+unsafe fn lrn_blocks<V: Vector, const ALL: bool>(
+    p: &LrnParams,
+    reach: usize,
+    channels: usize,
+    x: &[f32],
+    y: &mut [f32],
+) {
+    for start in (0..channels).step_by(BLOCK) {
+        let end = (start + BLOCK).min(channels);
+        // `squares[i]` of a row is of channel `start - margin + i`; those that do not exist stay zero.
+        let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
+        let margin = reach.next_multiple_of(MAX_LANES);
+        let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
+        let rows = batch(pitch) * channels;
+        let mut squares = Lines([0.0; BUFFER]);
+        let squares = &mut squares.0;
+        for (x, y) in x.chunks(rows).zip(y.chunks_mut(rows)) {
+            for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
+                for (s, v) in squares[first + margin - start..].iter_mut().zip(&x[first..last]) {
+                    *s = v * v;
                 }
-                for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
-                    let blocks = x[start..end].chunks(V::LANES).zip(y[start..end].chunks_mut(V::LANES));
-                    let begin = row * pitch + margin - reach;
-                    for (at, (x, y)) in (begin..).step_by(V::LANES).zip(blocks) {
-                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
-                        unsafe {
-                            let (power, _) = p.powers(window_sums::<V>(squares, at, 2 * reach + 1));
-                            V::store_part(V::mul(V::load_part(x), power), y);
-                        }
+            }
+            for (row, (x, y)) in
+                x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate()
+            {
+                let blocks = x[start..end].chunks(V::LANES).zip(y[start..end].chunks_mut(V::LANES));
+                let begin = row * pitch + margin - reach;
+                for (at, (x, y)) in (begin..).step_by(V::LANES).zip(blocks) {
+                    let count = x.len();
+                    // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                    unsafe {
+                        let (power, _) = p.powers(window_sums::<V>(squares, at, 2 * reach + 1));
+                        V::store_lanes::<ALL>(
+                            V::mul(V::load_lanes::<ALL>(x, count), power),
+                            y,
+                            count,
+                        );
                     }
                 }
             }
@@ -120,56 +153,87 @@ multiversion! {
 
 multiversion! {
     fn lrn_grad_rows<V>(p: &LrnParams, reach: usize, channels: usize, relu: bool, x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        let (factor, width) = (2.0 * p.alpha * p.beta, 2 * reach + 1);
-        for start in (0..channels).step_by(BLOCK) {
-            let end = (start + BLOCK).min(channels);
-            // Windows need terms of `first..last`, and those the squares of `far_first..far_last`. In all buffers
-            // of a row, channel `c` is at `c + margin - start`; those that do not exist stay zero.
-            let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
-            let (far_first, far_last) = (start.saturating_sub(2 * reach), (end + 2 * reach).min(channels));
-            let margin = (2 * reach).next_multiple_of(MAX_LANES);
-            let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
-            let rows = batch(pitch) * channels;
-            let zeros = || Lines([0.0; BUFFER]);
-            let (mut squares, mut terms, mut direct) = (zeros(), zeros(), zeros());
-            let (squares, terms, direct) = (&mut squares.0, &mut terms.0, &mut direct.0);
-            for ((x, dy), dx) in x.chunks(rows).zip(dy.chunks(rows)).zip(dx.chunks_mut(rows)) {
-                for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
-                    let squares = &mut squares[far_first + margin - start..];
-                    for (s, v) in squares.iter_mut().zip(&x[far_first..far_last]) {
-                        *s = v * v;
+        // SAFETY: this copy is compiled for `V`.
+        unsafe {
+            if whole::<V>(channels) {
+                lrn_grad_blocks::<V, true>(p, reach, channels, relu, [x, dy], dx);
+            } else {
+                lrn_grad_blocks::<V, false>(p, reach, channels, relu, [x, dy], dx);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`lrn_blocks`].
+#[inline(always)]
+unsafe fn lrn_grad_blocks<V: Vector, const ALL: bool>(
+    p: &LrnParams,
+    reach: usize,
+    channels: usize,
+    relu: bool,
+    [x, dy]: [&[f32]; 2],
+    dx: &mut [f32],
+) {
+    let (factor, width) = (2.0 * p.alpha * p.beta, 2 * reach + 1);
+    for start in (0..channels).step_by(BLOCK) {
+        let end = (start + BLOCK).min(channels);
+        // Windows need terms of `first..last`, and those the squares of `far_first..far_last`. In all buffers
+        // of a row, channel `c` is at `c + margin - start`; those that do not exist stay zero.
+        let (first, last) = (start.saturating_sub(reach), (end + reach).min(channels));
+        let (far_first, far_last) =
+            (start.saturating_sub(2 * reach), (end + 2 * reach).min(channels));
+        let margin = (2 * reach).next_multiple_of(MAX_LANES);
+        let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
+        let rows = batch(pitch) * channels;
+        let zeros = || Lines([0.0; BUFFER]);
+        let (mut squares, mut terms, mut direct) = (zeros(), zeros(), zeros());
+        let (squares, terms, direct) = (&mut squares.0, &mut terms.0, &mut direct.0);
+        for ((x, dy), dx) in x.chunks(rows).zip(dy.chunks(rows)).zip(dx.chunks_mut(rows)) {
+            for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
+                let squares = &mut squares[far_first + margin - start..];
+                for (s, v) in squares.iter_mut().zip(&x[far_first..far_last]) {
+                    *s = v * v;
+                }
+            }
+            let both = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
+            for (row, (x, dy)) in both.enumerate() {
+                let begin = row * pitch + first + margin - start;
+                let blocks = x[first..last].chunks(V::LANES).zip(dy[first..last].chunks(V::LANES));
+                for (at, (x, dy)) in (begin..).step_by(V::LANES).zip(blocks) {
+                    let count = x.len();
+                    // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                    unsafe {
+                        let (power, inverse) =
+                            p.powers(window_sums::<V>(squares, at - reach, width));
+                        let ratio = V::mul(V::load_lanes::<ALL>(dy, count), power);
+                        V::store_lanes::<ALL>(ratio, &mut direct[at..], count);
+                        V::store_lanes::<ALL>(
+                            V::mul(V::mul(ratio, V::load_lanes::<ALL>(x, count)), inverse),
+                            &mut terms[at..],
+                            count,
+                        );
                     }
                 }
-                let both = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
-                for (row, (x, dy)) in both.enumerate() {
-                    let begin = row * pitch + first + margin - start;
-                    let blocks = x[first..last].chunks(V::LANES).zip(dy[first..last].chunks(V::LANES));
-                    for (at, (x, dy)) in (begin..).step_by(V::LANES).zip(blocks) {
-                        let all = at..at + x.len();
-                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
-                        unsafe {
-                            let (power, inverse) = p.powers(window_sums::<V>(squares, at - reach, width));
-                            let ratio = V::mul(V::load_part(dy), power);
-                            V::store_part(ratio, &mut direct[all.clone()]);
-                            V::store_part(V::mul(V::mul(ratio, V::load_part(x)), inverse), &mut terms[all]);
+            }
+            for (row, (x, dx)) in
+                x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels)).enumerate()
+            {
+                let blocks =
+                    x[start..end].chunks(V::LANES).zip(dx[start..end].chunks_mut(V::LANES));
+                for (at, (x, dx)) in (row * pitch + margin..).step_by(V::LANES).zip(blocks) {
+                    let count = x.len();
+                    // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                    unsafe {
+                        let sums = window_sums::<V>(terms, at - reach, width);
+                        let x = V::load_lanes::<ALL>(x, count);
+                        let through = V::mul(V::mul(V::splat(factor), x), sums);
+                        let mut d = V::sub(V::load_lanes::<ALL>(&direct[at..], count), through);
+                        if relu {
+                            // Nothing where `x`, cut at zero, is zero.
+                            d = V::if_equal(V::max(x, V::zero()), V::zero(), V::zero(), d);
                         }
-                    }
-                }
-                for (row, (x, dx)) in x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels)).enumerate() {
-                    let blocks = x[start..end].chunks(V::LANES).zip(dx[start..end].chunks_mut(V::LANES));
-                    for (at, (x, dx)) in (row * pitch + margin..).step_by(V::LANES).zip(blocks) {
-                        // SAFETY: this copy is compiled for `V`; slices check the bounds.
-                        unsafe {
-                            let sums = window_sums::<V>(terms, at - reach, width);
-                            let x = V::load_part(x);
-                            let through = V::mul(V::mul(V::splat(factor), x), sums);
-                            let mut d = V::sub(V::load_part(&direct[at..]), through);
-                            if relu {
-                                // Nothing where `x`, cut at zero, is zero.
-                                d = V::if_equal(V::max(x, V::zero()), V::zero(), V::zero(), d);
-                            }
-                            V::store_part(d, dx);
-                        }
+                        V::store_lanes::<ALL>(d, dx, count);
                     }
                 }
             }

@@ -61,7 +61,9 @@ impl Products {
     pub(super) fn input_grad_scratch(self, ctx: Ctx, conv: &Conv) -> usize {
         match self.precision {
             Precision::Bf16(_) => bf16::conv::input_grad_scratch(ctx, conv),
-            Precision::F32 if self.conv.tiles(conv) => winograd::input_grad_scratch(ctx, conv),
+            Precision::F32 if self.conv.tiles_input_grad(conv) => {
+                winograd::input_grad_scratch(ctx, conv)
+            }
             Precision::F32 => conv::input_grad_scratch(ctx, conv),
         }
     }
@@ -79,7 +81,7 @@ impl Products {
             Precision::Bf16(unit) => {
                 bf16::conv::input_grad(ctx, unit, conv, dy, filter, dx, scratch);
             }
-            Precision::F32 if self.conv.tiles(conv) => {
+            Precision::F32 if self.conv.tiles_input_grad(conv) => {
                 winograd::input_grad(ctx, conv, dy, filter, dx, scratch);
             }
             Precision::F32 => conv::input_grad(ctx, conv, dy, filter, dx, scratch),
@@ -91,7 +93,15 @@ impl Products {
         Conv { n: conv.n.min(POOLED * ctx.threads), ..*conv }
     }
 
-    pub(super) fn forward_pool_scratch(self, ctx: Ctx, conv: &Conv) -> usize {
+    /// Whether the convolution itself sees to the pool above it.
+    fn pools(self, conv: &Conv) -> bool {
+        self.precision == Precision::F32 && self.conv.tiles(conv) && winograd::pools(conv)
+    }
+
+    pub(super) fn forward_pool_scratch(self, ctx: Ctx, conv: &Conv, pool: &Window) -> usize {
+        if self.pools(conv) {
+            return winograd::forward_pool_scratch(ctx, conv, pool);
+        }
         let part = Self::below_pool(ctx, conv);
         part.n * part.result() + self.forward_scratch(ctx, &part)
     }
@@ -110,6 +120,9 @@ impl Products {
         winners: &mut [f32],
         scratch: &mut [f32],
     ) {
+        if self.pools(conv) {
+            return winograd::forward_pool(ctx, conv, pool, x, filter, bias, y, winners, scratch);
+        }
         let (part, c) = (Self::below_pool(ctx, conv), conv.out_channels);
         if part.n == 0 {
             return;
@@ -129,9 +142,7 @@ impl Products {
     pub(super) fn filter_grad_scratch(self, ctx: Ctx, conv: &Conv, dy: &OutputGrad<'_>) -> usize {
         match self.precision {
             Precision::Bf16(_) => bf16::conv::filter_grad_scratch(conv, dy),
-            Precision::F32 if self.conv.tiles(conv) => {
-                winograd::filter_grad_scratch(ctx, conv) + conv.n * dy.scratch(conv.result())
-            }
+            Precision::F32 if self.conv.tiles(conv) => winograd::filter_grad_scratch(ctx, conv, dy),
             Precision::F32 => conv::filter_grad_scratch(ctx, conv, dy),
         }
     }
@@ -148,18 +159,7 @@ impl Products {
         match self.precision {
             Precision::Bf16(unit) => bf16::conv::filter_grad(ctx, unit, conv, x, dy, dw, scratch),
             Precision::F32 if self.conv.tiles(conv) => {
-                let len = conv.result();
-                let (dense, scratch) = scratch.split_at_mut(conv.n * dy.scratch(len));
-                let dense = match dy {
-                    OutputGrad::Dense(dy) => dy,
-                    OutputGrad::Pooled(_) => {
-                        ctx.each(conv.n, [], [(&mut *dense, len)], |i, [], [dense]| {
-                            dy.picture(ctx, i, len, dense);
-                        });
-                        &*dense
-                    }
-                };
-                winograd::filter_grad(ctx, conv, x, dense, dw, scratch);
+                winograd::filter_grad(ctx, conv, x, dy, dw, scratch);
             }
             Precision::F32 => conv::filter_grad(ctx, conv, x, dy, dw, scratch),
         }

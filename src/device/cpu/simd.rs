@@ -151,6 +151,29 @@ pub(crate) unsafe trait Vector: Copy {
         unsafe { Self::load(from.as_ptr()) }
     }
 
+    /// The first `count` values: all lanes where it is known that there are as many, [`Self::load_part`] otherwise, whose call makes a
+    /// loop forget its registers.
+    #[inline(always)]
+    unsafe fn load_lanes<const ALL: bool>(x: &[f32], count: usize) -> Self {
+        // SAFETY: a slice of all lanes; the instruction set is the caller's promise.
+        unsafe {
+            if ALL { Self::load(x[..Self::LANES].as_ptr()) } else { Self::load_part(&x[..count]) }
+        }
+    }
+
+    /// Stores `count` lanes, as [`Self::load_lanes`] loads them.
+    #[inline(always)]
+    unsafe fn store_lanes<const ALL: bool>(this: Self, to: &mut [f32], count: usize) {
+        // SAFETY: as above.
+        unsafe {
+            if ALL {
+                Self::store(this, to[..Self::LANES].as_mut_ptr());
+            } else {
+                Self::store_part(this, &mut to[..count]);
+            }
+        }
+    }
+
     /// Stores as many lanes as there is room for.
     #[inline(always)]
     unsafe fn store_part(this: Self, to: &mut [f32]) {

@@ -1,8 +1,8 @@
 //! Maxima that remember who won, so that what lies below a pool need not be kept: a byte for each, the tap of its window.
 
 use super::Ctx;
+use super::maxima::{Channels, grad_picture, hand, max_picture, padded};
 use super::pool::sizes;
-use super::simd::{MAX_LANES, multiversion};
 use crate::graph::Window;
 
 /// Floats that the winners of a pooled picture take.
@@ -10,86 +10,7 @@ pub fn winners_len(w: &Window, c: usize) -> usize {
     (w.output[0] * w.output[1] * c).div_ceil(size_of::<f32>())
 }
 
-/// 2^23: the lowest bits of a float from there on are those of a whole number, so that vectors of floats carry tap numbers.
-const WHOLE: f32 = 8_388_608.0;
-
-/// The number of a byte, as a vector carries it.
-#[inline(always)]
-fn whole(byte: u8) -> f32 {
-    f32::from_bits(WHOLE.to_bits() | u32::from(byte))
-}
-
-/// Calls `tap(input offset, number)` for the taps of output position `at`, in row-major order.
-#[inline(always)]
-fn each_tap(w: &Window, at: usize, c: usize, mut tap: impl FnMut(usize, f32)) {
-    let (rows, top) = w.taps(0, at / w.output[1]);
-    let (columns, left) = w.taps(1, at % w.output[1]);
-    for (y, row) in rows.zip(top..) {
-        for (x, column) in columns.clone().zip(left..) {
-            tap((row * w.input[1] + column) * c, WHOLE + (y * w.kernel[1] + x) as f32);
-        }
-    }
-}
-
-multiversion! {
-    fn max_picture<V>(w: &Window, c: usize, x: &[f32], y: &mut [f32], winners: &mut [u8]) {
-        for (at, (y, winners)) in y.chunks_exact_mut(c).zip(winners.chunks_exact_mut(c)).enumerate() {
-            let blocks = y.chunks_mut(V::LANES).zip(winners.chunks_mut(V::LANES));
-            for (first, (y, winners)) in (0..).step_by(V::LANES).zip(blocks) {
-                let mut numbers = [WHOLE; MAX_LANES];
-                // SAFETY: this copy is compiled for `V`; slices check the bounds, and `numbers` holds a vector.
-                unsafe {
-                    let (mut best, mut who) = (V::splat(f32::NEG_INFINITY), V::splat(WHOLE));
-                    each_tap(w, at, c, |tap, number| {
-                        let x = V::load_part(&x[tap + first..][..y.len()]);
-                        // The maximum takes a NaN from `x`; one that is there already stays.
-                        let higher = V::if_equal(best, best, V::max(best, x), best);
-                        who = V::if_equal(higher, best, who, V::splat(number));
-                        best = higher;
-                    });
-                    V::store_part(best, y);
-                    V::store(who, numbers.as_mut_ptr());
-                }
-                let bytes = numbers.map(|number| number.to_bits() as u8);
-                if let Some(winners) = winners.first_chunk_mut::<MAX_LANES>() {
-                    *winners = bytes;
-                } else {
-                    winners.iter_mut().zip(bytes).for_each(|(winner, byte)| *winner = byte);
-                }
-            }
-        }
-    }
-}
-
-multiversion! {
-    fn grad_picture<V>(w: &Window, c: usize, y: &[f32], dy: &[f32], winners: &[u8], dx: &mut [f32]) {
-        dx.fill(0.0);
-        let pixels = y.chunks_exact(c).zip(dy.chunks_exact(c)).zip(winners.chunks_exact(c));
-        for (at, ((y, dy), winners)) in pixels.enumerate() {
-            let blocks = y.chunks(V::LANES).zip(dy.chunks(V::LANES)).zip(winners.chunks(V::LANES));
-            for (first, ((y, dy), winners)) in (0..).step_by(V::LANES).zip(blocks) {
-                let numbers = match winners.first_chunk::<MAX_LANES>() {
-                    Some(winners) => winners.map(whole),
-                    None => std::array::from_fn(|i| winners.get(i).map_or(0.0, |w| whole(*w))),
-                };
-                // SAFETY: this copy is compiled for `V`; slices check the bounds, and `numbers` holds a vector.
-                unsafe {
-                    let who = V::load(numbers.as_ptr());
-                    // Below a relu, what has won with zero, or is no number, gets nothing.
-                    let positive = V::max(V::load_part(y), V::zero());
-                    let left = V::if_equal(positive, V::zero(), V::zero(), V::load_part(dy));
-                    each_tap(w, at, c, |tap, number| {
-                        let dx = &mut dx[tap + first..][..y.len()];
-                        let taken = V::if_equal(who, V::splat(number), left, V::zero());
-                        V::store_part(V::add(V::load_part(dx), taken), dx);
-                    });
-                }
-            }
-        }
-    }
-}
-
-/// As [`max_pool`](super::pool::max_pool), with the first to reach each maximum in `winners`, [`winners_len`] floats a picture.
+/// As [`max_pool`](super::pool::max_pool) of a relu's values, with the first to reach each maximum in `winners`, [`winners_len`] floats a picture.
 pub fn max_pool_winners(
     ctx: Ctx,
     w: &Window,
@@ -109,7 +30,14 @@ pub fn max_pool_winners(
     ctx.each(groups, [(x, per * from)], outs, |_, [x], [y, winners]| {
         let outs = y.chunks_exact_mut(to).zip(winners.chunks_exact_mut(bytes));
         for (x, (y, winners)) in x.chunks_exact(from).zip(outs) {
-            max_picture(ctx.isa, w, c, x, y, &mut bytemuck::cast_slice_mut(winners)[..to]);
+            max_picture(
+                ctx.isa,
+                w,
+                Channels::all(c),
+                x,
+                y,
+                &mut bytemuck::cast_slice_mut(winners)[..to],
+            );
         }
     });
 }
@@ -129,6 +57,13 @@ pub struct Unpool<'a> {
     pub winners: &'a [f32],
 }
 
+impl Unpool<'_> {
+    /// Maxima of a picture.
+    fn len(&self) -> usize {
+        self.window.output[0] * self.window.output[1] * self.channels
+    }
+}
+
 /// The gradient by the output of a convolution, picture by picture.
 #[derive(Clone, Copy, Debug)]
 pub enum OutputGrad<'a> {
@@ -139,11 +74,19 @@ pub enum OutputGrad<'a> {
 }
 
 impl OutputGrad<'_> {
+    /// Floats of scratch memory for [`Self::open`].
+    pub(super) fn opened(&self) -> usize {
+        match self {
+            Self::Dense(_) => 0,
+            Self::Pooled(pooled) => pooled.len(),
+        }
+    }
+
     /// Floats of scratch memory for a picture of `len` floats.
     pub(super) fn scratch(&self, len: usize) -> usize {
         match self {
             Self::Dense(_) => 0,
-            Self::Pooled(_) => len,
+            Self::Pooled(pooled) => pooled.len() + len,
         }
     }
 
@@ -155,16 +98,51 @@ impl OutputGrad<'_> {
         len: usize,
         scratch: &'b mut [f32],
     ) -> &'b [f32] {
+        let (opened, to) = scratch.split_at_mut(self.opened());
+        match self.open(ctx, i, len, opened) {
+            PictureGrad::Dense(dy) => dy,
+            pooled => {
+                pooled.spread(ctx, &mut to[..len]);
+                &to[..len]
+            }
+        }
+    }
+
+    /// All `n` pictures, of `len` floats each, with as many times the scratch memory of one.
+    pub(super) fn pictures<'b>(
+        &'b self,
+        ctx: Ctx,
+        n: usize,
+        len: usize,
+        scratch: &'b mut [f32],
+    ) -> &'b [f32] {
+        if let Self::Dense(dy) = self {
+            return dy;
+        }
+        let (to, opened) = scratch.split_at_mut(n * len);
+        let jobs = [(&mut *to, len), (opened, self.opened())];
+        ctx.each(n, [], jobs, |i, [], [to, opened]| self.open(ctx, i, len, opened).spread(ctx, to));
+        to
+    }
+
+    /// Picture `i`, of `len` floats, to be looked at some channels at a time.
+    pub(super) fn open<'b>(
+        &'b self,
+        ctx: Ctx,
+        i: usize,
+        len: usize,
+        scratch: &'b mut [f32],
+    ) -> PictureGrad<'b> {
         match self {
-            Self::Dense(dy) => &dy[i * len..][..len],
+            Self::Dense(dy) => PictureGrad::Dense(&dy[i * len..][..len]),
             Self::Pooled(pooled) => {
                 let Unpool { window, channels, y, dy, winners } = *pooled;
-                let to = window.output[0] * window.output[1] * channels;
+                let len = pooled.len();
                 let bytes = winners_len(window, channels);
-                let winners = &bytemuck::cast_slice(&winners[i * bytes..][..bytes])[..to];
-                let (y, dy) = (&y[i * to..][..to], &dy[i * to..][..to]);
-                grad_picture(ctx.isa, window, channels, y, dy, winners, &mut scratch[..len]);
-                &scratch[..len]
+                let winners = &bytemuck::cast_slice(&winners[i * bytes..][..bytes])[..len];
+                let handed = &mut scratch[..len];
+                hand(ctx.isa, &y[i * len..][..len], &dy[i * len..][..len], handed);
+                PictureGrad::Pooled { window, channels, handed, winners }
             }
         }
     }
@@ -179,6 +157,44 @@ impl OutputGrad<'_> {
                 assert_eq!(w.input[0] * w.input[1] * c, len, "{w:?} is over {len} floats");
                 assert_eq!((p.y.len(), p.dy.len()), (own, own), "one gradient per maximum");
                 assert_eq!(p.winners.len(), n * winners_len(w, c), "a byte per maximum");
+            }
+        }
+    }
+}
+
+/// A picture of an [`OutputGrad`].
+pub(super) enum PictureGrad<'a> {
+    /// As it lies.
+    Dense(&'a [f32]),
+    /// What the maxima hand on, and to whom.
+    Pooled { window: &'a Window, channels: usize, handed: &'a [f32], winners: &'a [u8] },
+}
+
+impl PictureGrad<'_> {
+    /// All of what is pooled.
+    fn spread(&self, ctx: Ctx, to: &mut [f32]) {
+        if let Self::Pooled { window, channels, handed, winners } = *self {
+            grad_picture(ctx.isa, window, Channels::all(channels), handed, winners, to);
+        }
+    }
+
+    /// Some of its channels, from the first of them on, with the distance between columns and that between rows of `width` columns:
+    /// in the picture itself, or in `scratch`, as a picture that is [`padded`].
+    pub(super) fn channels<'b>(
+        &'b self,
+        ctx: Ctx,
+        c: Channels,
+        width: usize,
+        scratch: &'b mut [f32],
+    ) -> (&'b [f32], [usize; 2]) {
+        match *self {
+            Self::Dense(dy) => (&dy[c.first..], [c.all, width * c.all]),
+            Self::Pooled { window, handed, winners, .. } => {
+                let wide = padded(window);
+                grad_picture(ctx.isa, &wide, c, handed, winners, scratch);
+                let row = wide.input[1] * c.pitch;
+                let start = window.pad[0] * row + window.pad[1] * c.pitch;
+                (&scratch[start..], [c.pitch, row])
             }
         }
     }

@@ -97,7 +97,7 @@ impl FilterGrad {
 }
 
 /// Floats of scratch memory that [`filter_grad`] needs.
-pub fn filter_grad_scratch(ctx: Ctx, conv: &Conv) -> usize {
+pub(super) fn filter_grad_scratch(ctx: Ctx, conv: &Conv) -> usize {
     FilterGrad::of(conv).scratch(ctx)
 }
 
@@ -107,7 +107,7 @@ struct Shared(*mut f32);
 unsafe impl Sync for Shared {}
 
 /// The gradient by the filter.
-pub fn filter_grad(
+pub(super) fn filter_grad(
     ctx: Ctx,
     conv: &Conv,
     x: &[f32],
@@ -115,10 +115,6 @@ pub fn filter_grad(
     dw: &mut [f32],
     scratch: &mut [f32],
 ) {
-    conv.check(x, dw, dy);
-    if conv.n == 0 {
-        return dw.fill(0.0);
-    }
     let grad = FilterGrad::of(conv);
     let (t, panel, piece) = (&grad.tiling, ctx.isa.panel(), grad.piece());
     let ([ins, outs], slots, points) = (t.padded(ctx), grad.slots(ctx), t.points());

@@ -3,18 +3,20 @@
 //! The output is cut into tiles of 4x4. A tile of it needs `P x P` values of the input, `P` = 8 or 6; at `P x P` points the
 //! convolution of a tile is a plain product of the transformed tile with the transformed filter, summed over channels. So the
 //! work is `P * P` matrix products `[tiles x in_channels] * [in_channels x out_channels]`, with a quarter of the
-//! multiplications, at a few times the rounding error (`tests/kernels.rs` holds the bounds).
+//! multiplications, at a few times the rounding error (`tests/kernels.rs` holds the bounds). With few input channels the products
+//! are too short for matrices in memory, and `thin/` keeps them in registers.
 
 mod filter_grad;
+mod thin;
 mod transform;
-
-pub use self::filter_grad::{filter_grad, filter_grad_scratch};
 
 use self::transform::{Grid, Map, transform};
 use super::conv::Conv;
 use super::pack::{pack_columns, pack_rows};
 use super::tile::Band;
+use super::unpool::{OutputGrad, winners_len};
 use super::{Ctx, Epilogue};
+use crate::graph::Window;
 
 /// Extent of a tile of the output.
 const TILE: usize = 4;
@@ -29,17 +31,38 @@ pub fn fits(conv: &Conv) -> bool {
     w.stride == [1, 1] && matches!(w.kernel, [5, 5] | [3, 3])
 }
 
-/// Whether the transformed convolution is faster. Depends on nothing but the extents of one picture, so that every machine
-/// and every batch size gives the same bits.
+/// Tiles of a picture, and points of a tile.
+fn tiles_and_points(conv: &Conv) -> (usize, usize) {
+    let ([height, width], kernel) = (conv.window.output, conv.window.kernel[0]);
+    (height.div_ceil(TILE) * width.div_ceil(TILE), (kernel + TILE - 1).pow(2))
+}
+
+/// Multiplications of a picture without tiles.
+fn direct(conv: &Conv) -> usize {
+    let ([height, width], [down, across]) = (conv.window.output, conv.window.kernel);
+    height * width * down * across * conv.in_channels * conv.out_channels
+}
+
+/// Whether the transformed convolution and its filter gradient are faster. Depends on nothing but the extents of one picture, so
+/// that every machine and every batch size gives the same bits.
 pub fn pays(conv: &Conv) -> bool {
+    /// Multiplications that take as long as transforming one value of the result, and as all data of a tile at a point.
+    const RESULT: usize = 3;
+    const DATA: usize = 54;
+    if !thin::fits(conv) {
+        return input_grad_pays(conv);
+    }
+    let ((tiles, points), outs) = (tiles_and_points(conv), conv.out_channels);
+    fits(conv) && tiles * points * ((conv.in_channels + RESULT) * outs + DATA) < direct(conv)
+}
+
+/// The same of the input gradient, for which few input channels are nothing special.
+pub fn input_grad_pays(conv: &Conv) -> bool {
     /// Multiplications that take as long as transforming one value.
     const TRANSFORM: usize = 24;
-    let ([height, width], kernel) = (conv.window.output, conv.window.kernel[0]);
-    let (ins, outs) = (conv.in_channels, conv.out_channels);
-    let tiles = height.div_ceil(TILE) * width.div_ceil(TILE);
-    let points = (kernel + TILE - 1).pow(2);
-    let products = tiles * points * (ins * outs + TRANSFORM * (ins + outs));
-    fits(conv) && products < height * width * kernel * kernel * ins * outs
+    let ((tiles, points), ins, outs) =
+        (tiles_and_points(conv), conv.in_channels, conv.out_channels);
+    fits(conv) && tiles * points * (ins * outs + TRANSFORM * (ins + outs)) < direct(conv)
 }
 
 /// A picture in memory.
@@ -285,6 +308,9 @@ fn input_grad_pass(conv: &Conv) -> Pass {
 
 /// Floats of scratch memory that [`forward`] needs.
 pub fn forward_scratch(ctx: Ctx, conv: &Conv) -> usize {
+    if thin::fits(conv) {
+        return thin::forward_scratch(ctx, conv);
+    }
     forward_pass(conv).scratch(ctx)
 }
 
@@ -300,6 +326,9 @@ pub fn forward(
 ) {
     conv.check(x, filter, y);
     assert!(epilogue.fits(conv.out_channels), "one bias per output channel of {conv:?}");
+    if thin::fits(conv) {
+        return thin::forward(ctx, conv, x, filter, epilogue, y, scratch);
+    }
     let (panel, channels) = (ctx.isa.panel(), conv.out_channels);
     forward_pass(conv).run(ctx, x, y, scratch, epilogue, |i, to| {
         let first = i * panel;
@@ -330,4 +359,68 @@ pub fn input_grad(
             pack_columns(ctx.isa, panel, &tap[first * outs..], outs, panel.min(ins - first), to);
         }
     });
+}
+
+/// Floats of scratch memory that [`filter_grad`] needs.
+pub fn filter_grad_scratch(ctx: Ctx, conv: &Conv, dy: &OutputGrad<'_>) -> usize {
+    if thin::fits(conv) {
+        return thin::filter_grad_scratch(ctx, conv, dy);
+    }
+    filter_grad::filter_grad_scratch(ctx, conv) + conv.n * dy.scratch(conv.result())
+}
+
+/// The gradient by the filter.
+pub fn filter_grad(
+    ctx: Ctx,
+    conv: &Conv,
+    x: &[f32],
+    dy: OutputGrad<'_>,
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    conv.check_grad(x, dw, dy);
+    if conv.n == 0 {
+        return dw.fill(0.0);
+    }
+    if thin::fits(conv) {
+        return thin::filter_grad(ctx, conv, x, dy, dw, scratch);
+    }
+    let (dense, scratch) = scratch.split_at_mut(conv.n * dy.scratch(conv.result()));
+    let dense = dy.pictures(ctx, conv.n, conv.result(), dense);
+    filter_grad::filter_grad(ctx, conv, x, dense, dw, scratch);
+}
+
+/// Whether there is a [`forward_pool`] for a convolution that [`fits`].
+pub fn pools(conv: &Conv) -> bool {
+    thin::fits(conv)
+}
+
+/// Floats of scratch memory that [`forward_pool`] needs.
+pub fn forward_pool_scratch(ctx: Ctx, conv: &Conv, pool: &Window) -> usize {
+    thin::forward_pool_scratch(ctx, conv, pool)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
+/// The maxima `y` of a convolution with bias and relu that [`pools`], and who won, as
+/// [`max_pool_winners`](super::unpool::max_pool_winners) tells it.
+pub fn forward_pool(
+    ctx: Ctx,
+    conv: &Conv,
+    pool: &Window,
+    x: &[f32],
+    filter: &[f32],
+    bias: &[f32],
+    y: &mut [f32],
+    winners: &mut [f32],
+    scratch: &mut [f32],
+) {
+    assert!(fits(conv) && pools(conv), "no kernel for {conv:?} below a pool");
+    assert_eq!(pool.input, conv.window.output, "the pool is above another convolution");
+    assert!(pool.kernel[0] * pool.kernel[1] <= 256, "a byte tells the taps of {pool:?} apart");
+    let maxima = conv.n * pool.output[0] * pool.output[1] * conv.out_channels;
+    let lengths = [x.len(), bias.len(), y.len(), winners.len()];
+    let bytes = conv.n * winners_len(pool, conv.out_channels);
+    assert_eq!(lengths, [conv.n * conv.picture(), conv.out_channels, maxima, bytes]);
+    assert_eq!(filter.len(), conv.filter(), "the filter of {conv:?}");
+    thin::forward_pool(ctx, conv, pool, x, filter, bias, y, winners, scratch);
 }

@@ -117,7 +117,7 @@ multiversion! {
 }
 
 /// A transform of one column or row.
-trait Line<V: Vector, const A: usize, const B: usize> {
+pub(super) trait Line<V: Vector, const A: usize, const B: usize> {
     /// # Safety
     /// As for every function of [`Vector`].
     unsafe fn apply(x: [V; A]) -> [V; B];
@@ -194,11 +194,11 @@ unsafe fn square<V: Vector, F: Line<V, A, B>, const A: usize, const B: usize>(
 const ALL: usize = 3;
 
 /// The numbers of a transform with `P` points.
-struct Points<const P: usize>;
+pub(super) struct Points<const P: usize>;
 
 impl<const P: usize> Points<P> {
     /// How many pairs of points there are beside 0 and infinity.
-    const PAIRS: usize = P / 2 - 1;
+    pub(super) const PAIRS: usize = P / 2 - 1;
     /// The points, one of each pair.
     const VALUES: [f64; ALL] = [1.0, 2.0, 0.5];
 
@@ -276,7 +276,7 @@ unsafe fn add_scaled<V: Vector>(factor: f32, x: V, y: V) -> V {
 }
 
 /// Data at the points.
-struct Data;
+pub(super) struct Data;
 
 impl<V: Vector, const P: usize> Line<V, P, P> for Data {
     #[inline(always)]
@@ -309,29 +309,46 @@ impl<V: Vector, const P: usize> Line<V, P, P> for Data {
 }
 
 /// The values of a polynomial of `N` terms at the points, times their weights where asked.
-struct Evaluate<const WEIGHTED: bool>;
+pub(super) struct Evaluate<const WEIGHTED: bool>;
+
+impl<const WEIGHTED: bool> Evaluate<WEIGHTED> {
+    /// The values at pair `k`.
+    ///
+    /// # Safety
+    /// As for every function of [`Vector`].
+    #[inline(always)]
+    pub(super) unsafe fn pair<V: Vector, const N: usize, const P: usize>(
+        k: usize,
+        terms: &[V; N],
+    ) -> [V; 2] {
+        let weight = if WEIGHTED { Points::<P>::WEIGHTS[k] } else { 1.0 };
+        let factor = |t: usize| weight * Points::<P>::POWERS[k][t];
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut even = V::mul(V::splat(factor(0)), terms[0]);
+            let mut odd = V::mul(V::splat(factor(1)), terms[1]);
+            for (t, term) in terms.iter().enumerate().skip(2) {
+                let sum = if t % 2 == 0 { &mut even } else { &mut odd };
+                *sum = add_scaled(factor(t), *term, *sum);
+            }
+            [V::add(even, odd), V::sub(even, odd)]
+        }
+    }
+}
 
 impl<V: Vector, const N: usize, const P: usize, const WEIGHTED: bool> Line<V, N, P>
     for Evaluate<WEIGHTED>
 {
     #[inline(always)]
     unsafe fn apply(terms: [V; N]) -> [V; P] {
-        let weights = if WEIGHTED { Points::<P>::WEIGHTS } else { [1.0; 4] };
+        let weight = if WEIGHTED { Points::<P>::WEIGHTS[ALL] } else { 1.0 };
         // SAFETY: as promised by the caller.
         unsafe {
             let mut points = [V::zero(); P];
-            points[0] = V::mul(V::splat(weights[ALL]), terms[0]);
+            points[0] = V::mul(V::splat(weight), terms[0]);
             points[P - 1] = terms[N - 1];
             for k in 0..Points::<P>::PAIRS {
-                let factors = Points::<P>::POWERS[k].map(|power| weights[k] * power);
-                let mut even = V::mul(V::splat(factors[0]), terms[0]);
-                let mut odd = V::mul(V::splat(factors[1]), terms[1]);
-                for t in 2..N {
-                    let sum = if t % 2 == 0 { &mut even } else { &mut odd };
-                    *sum = add_scaled(factors[t], terms[t], *sum);
-                }
-                points[2 * k + 1] = V::add(even, odd);
-                points[2 * k + 2] = V::sub(even, odd);
+                [points[2 * k + 1], points[2 * k + 2]] = Self::pair::<V, N, P>(k, &terms);
             }
             points
         }
@@ -339,26 +356,60 @@ impl<V: Vector, const N: usize, const P: usize, const WEIGHTED: bool> Line<V, N,
 }
 
 /// The transpose of [`Evaluate`]: `N` sums of the points, each times its powers.
-struct Combine<const WEIGHTED: bool>;
+pub(super) struct Combine<const WEIGHTED: bool>;
+
+impl<const WEIGHTED: bool> Combine<WEIGHTED> {
+    /// The sums of the points 0 and infinity.
+    ///
+    /// # Safety
+    /// As for every function of [`Vector`].
+    #[inline(always)]
+    pub(super) unsafe fn start<V: Vector, const P: usize, const N: usize>(
+        zero: V,
+        far: V,
+    ) -> [V; N] {
+        let weight = if WEIGHTED { Points::<P>::WEIGHTS[ALL] } else { 1.0 };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut sums = [V::zero(); N];
+            sums[0] = V::mul(V::splat(weight), zero);
+            sums[N - 1] = far;
+            sums
+        }
+    }
+
+    /// Adds pair `k`.
+    ///
+    /// # Safety
+    /// As for every function of [`Vector`].
+    #[inline(always)]
+    pub(super) unsafe fn add<V: Vector, const P: usize, const N: usize>(
+        k: usize,
+        [plus, minus]: [V; 2],
+        sums: &mut [V; N],
+    ) {
+        let weight = if WEIGHTED { Points::<P>::WEIGHTS[k] } else { 1.0 };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let parts = [V::add(plus, minus), V::sub(plus, minus)];
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = add_scaled(weight * Points::<P>::POWERS[k][t], parts[t % 2], *sum);
+            }
+        }
+    }
+}
 
 impl<V: Vector, const P: usize, const N: usize, const WEIGHTED: bool> Line<V, P, N>
     for Combine<WEIGHTED>
 {
     #[inline(always)]
     unsafe fn apply(points: [V; P]) -> [V; N] {
-        let weights = if WEIGHTED { Points::<P>::WEIGHTS } else { [1.0; 4] };
         // SAFETY: as promised by the caller.
         unsafe {
-            let mut sums = [V::zero(); N];
-            sums[0] = V::mul(V::splat(weights[ALL]), points[0]);
-            sums[N - 1] = points[P - 1];
+            let mut sums = Self::start::<V, P, N>(points[0], points[P - 1]);
             for k in 0..Points::<P>::PAIRS {
-                let (plus, minus) = (points[2 * k + 1], points[2 * k + 2]);
-                let parts = [V::add(plus, minus), V::sub(plus, minus)];
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    let factor = weights[k] * Points::<P>::POWERS[k][t];
-                    *sum = add_scaled(factor, parts[t % 2], *sum);
-                }
+                let pair = [points[2 * k + 1], points[2 * k + 2]];
+                Self::add::<V, P, N>(k, pair, &mut sums);
             }
             sums
         }
