@@ -27,9 +27,13 @@ pub struct PipelineSpec {
     pub stride: u64,
     /// Threads that make batches.
     pub threads: usize,
-    /// Finished batches that wait at most, rounded up to a multiple of `threads`.
+    /// Finished batches, or packs of small ones, that wait at most, rounded up to a multiple of `threads`.
     pub depth: usize,
 }
+
+/// Floats that a thread hands over at least, or this many batches: waking who waits takes longer than making a small batch.
+const PACK: usize = 1 << 12;
+const MOST_IN_PACK: usize = 64;
 
 /// Positions and steps stay below, so that no sum of them overflows in centuries of training.
 const POSITION_LIMIT: u64 = 1 << 62;
@@ -73,16 +77,21 @@ impl PipelineSpec {
 
 /// Makes batches in threads of its own.
 ///
-/// Batch `k` of group `g = k / group` is the `g * stride + k % group`-th from `position` on. Thread `w` of
-/// `W` makes the batches `w`, `w + W`, ... and each has a queue of its own, from which they are
+/// Batch `k` of group `g = k / group` is the `g * stride + k % group`-th from `position` on. Batches go in packs, of one where they
+/// are not small. Thread `w` of `W` makes the packs `w`, `w + W`, ... and each has a queue of its own, from which they are
 /// taken in turn: the order is that of one thread. Dropping the pipeline ends its threads.
 pub struct InputPipeline {
     spec: PipelineSpec,
     source_name: String,
     source: Arc<dyn Source>,
-    queues: Vec<Receiver<Result<Batch, DataError>>>,
+    queues: Vec<Receiver<Result<Vec<Batch>, DataError>>>,
     threads: Vec<JoinHandle<()>>,
-    spares: Arc<Spares>,
+    spares: Arc<Spares<Batch>>,
+    packs: Arc<Spares<Vec<Batch>>>,
+    /// Batches of a pack.
+    pack: usize,
+    /// What is left of the pack at hand, the next batch last.
+    open: Vec<Batch>,
     /// Batches handed out.
     taken: u64,
 }
@@ -96,8 +105,11 @@ impl InputPipeline {
     pub fn start(source: Arc<dyn Source>, spec: PipelineSpec) -> Result<Self, DataError> {
         let examples = spec.check(&*source)?;
         let waiting = spec.depth.div_ceil(spec.threads);
-        // Each thread has one batch in hand, and so has the consumer.
-        let spares = Arc::new(Spares::new(spec.threads * (waiting + 1) + 1));
+        let floats = spec.batch * (source.feature_shape().elements() + 1);
+        let pack = PACK.div_ceil(floats).clamp(1, MOST_IN_PACK);
+        // Each thread has one pack in hand, and so has the consumer.
+        let around = spec.threads * (waiting + 1) + 1;
+        let (spares, packs) = (Arc::new(Spares::new(around * pack)), Arc::new(Spares::new(around)));
         let mut pipeline = Self {
             spec,
             source_name: source.name().to_owned(),
@@ -105,6 +117,9 @@ impl InputPipeline {
             queues: Vec::with_capacity(spec.threads),
             threads: Vec::with_capacity(spec.threads),
             spares: spares.clone(),
+            packs: packs.clone(),
+            pack,
+            open: Vec::new(),
             taken: 0,
         };
         for first in 0..spec.threads as u64 {
@@ -114,6 +129,8 @@ impl InputPipeline {
                 spec,
                 sampler: Sampler::new(spec.seed, examples, spec.shuffle),
                 spares: spares.clone(),
+                packs: packs.clone(),
+                pack: pack as u64,
                 queue,
             };
             let thread = thread::Builder::new()
@@ -135,16 +152,21 @@ impl InputPipeline {
         reason = "batches never end, and a loop would hide errors"
     )]
     pub fn next(&mut self) -> Result<Batch, DataError> {
-        let turn = (self.taken % self.queues.len() as u64) as usize;
-        let batch = self.queues[turn].recv().unwrap_or_else(|_| {
-            Err(DataError::Worker {
-                source_name: self.source_name.clone(),
-                batch: self.taken,
-                message: "it had failed before".to_owned(),
-            })
-        })?;
-        self.taken += 1;
-        Ok(batch)
+        loop {
+            if let Some(batch) = self.open.pop() {
+                self.taken += 1;
+                return Ok(batch);
+            }
+            let turn = self.taken / self.pack as u64 % self.queues.len() as u64;
+            let pack = self.queues[turn as usize].recv().unwrap_or_else(|_| {
+                Err(DataError::Worker {
+                    source_name: self.source_name.clone(),
+                    batch: self.taken,
+                    message: "it had failed before".to_owned(),
+                })
+            })?;
+            self.packs.put(std::mem::replace(&mut self.open, pack));
+        }
     }
 
     /// Takes back a batch that is done with, for its memory.
@@ -179,30 +201,48 @@ struct Worker {
     source: Arc<dyn Source>,
     spec: PipelineSpec,
     sampler: Sampler,
-    spares: Arc<Spares>,
-    queue: SyncSender<Result<Batch, DataError>>,
+    spares: Arc<Spares<Batch>>,
+    packs: Arc<Spares<Vec<Batch>>>,
+    pack: u64,
+    queue: SyncSender<Result<Vec<Batch>, DataError>>,
 }
 
 impl Worker {
-    /// Makes every `threads`-th batch from `first` until nobody takes them or one fails.
+    /// Makes every `threads`-th pack from `first` until nobody takes them or a batch fails.
     fn run(mut self, first: u64) {
-        let values = self.source.feature_shape().elements();
-        for k in (first..).step_by(self.spec.threads) {
-            let mut batch = self.spares.get();
-            batch.features.resize(self.spec.batch * values, 0.0);
-            batch.labels.resize(self.spec.batch, 0.0);
-            let made = catch_unwind(AssertUnwindSafe(|| self.fill(k, values, &mut batch)))
-                .map(|()| batch)
-                .map_err(|panic| DataError::Worker {
-                    source_name: self.source.name().to_owned(),
-                    batch: k,
-                    message: panic_message(&*panic),
-                });
-            let failed = made.is_err();
-            if self.queue.send(made).is_err() || failed {
+        for n in (first..).step_by(self.spec.threads) {
+            let (mut pack, mut failed) = (self.packs.get(), None);
+            for k in n * self.pack..(n + 1) * self.pack {
+                match self.make(k) {
+                    Ok(batch) => pack.push(batch),
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            pack.reverse();
+            if self.queue.send(Ok(pack)).is_err() {
+                return;
+            }
+            if let Some(error) = failed {
+                // Where nobody takes it, nobody needs it.
+                let _ = self.queue.send(Err(error));
                 return;
             }
         }
+    }
+
+    fn make(&mut self, k: u64) -> Result<Batch, DataError> {
+        let (mut batch, values) = (self.spares.get(), self.source.feature_shape().elements());
+        batch.features.resize(self.spec.batch * values, 0.0);
+        batch.labels.resize(self.spec.batch, 0.0);
+        let filled = catch_unwind(AssertUnwindSafe(|| self.fill(k, values, &mut batch)));
+        filled.map(|()| batch).map_err(|panic| DataError::Worker {
+            source_name: self.source.name().to_owned(),
+            batch: k,
+            message: panic_message(&*panic),
+        })
     }
 
     fn fill(&mut self, k: u64, values: usize, batch: &mut Batch) {
@@ -222,29 +262,29 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
-/// Batches whose memory can be used again.
-struct Spares {
-    batches: Mutex<Vec<Batch>>,
+/// What can be used again, for its memory.
+struct Spares<T> {
+    all: Mutex<Vec<T>>,
     most: usize,
 }
 
-impl Spares {
+impl<T: Default> Spares<T> {
     fn new(most: usize) -> Self {
-        Self { batches: Mutex::new(Vec::with_capacity(most)), most }
+        Self { all: Mutex::new(Vec::with_capacity(most)), most }
     }
 
-    fn get(&self) -> Batch {
+    fn get(&self) -> T {
         self.lock().pop().unwrap_or_default()
     }
 
-    fn put(&self, batch: Batch) {
-        let mut batches = self.lock();
-        if batches.len() < self.most {
-            batches.push(batch);
+    fn put(&self, one: T) {
+        let mut all = self.lock();
+        if all.len() < self.most {
+            all.push(one);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Batch>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<T>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::driver::{Graph, Memory, Pinned, Ptr};
 use super::events::Event;
+use super::fit::Fit;
 use super::input::Input;
 use super::kernels::Grid;
 use super::launch::Memories;
@@ -327,31 +328,6 @@ fn staged<'a>(
             let device = engine.driver.alloc(len).map_err(|e| fit.advise(e))?;
             Ok(staging.insert(Staging { host: engine.driver.pinned(len)?, device }))
         }
-    }
-}
-
-/// What a batch needs beside what there is, in bytes.
-struct Fit {
-    batch: usize,
-    /// Free before anything was taken.
-    room: u64,
-    /// What grows with the batch.
-    growing: u64,
-    /// Variables and gradients.
-    fixed: u64,
-}
-
-impl Fit {
-    /// Adds which batch would fit to an error about memory.
-    fn advise(&self, error: DeviceError) -> DeviceError {
-        let DeviceError::GpuMemory { device, bytes, free, .. } = error else { return error };
-        let room = self.room.saturating_sub(self.fixed);
-        let fits = self.batch as u64 * room / self.growing.max(1);
-        let advice = match fits.min(self.batch as u64 - 1) {
-            0 => "; not even a batch of one example fits".to_owned(),
-            n => format!("; use --batch-size {n}, which would fit"),
-        };
-        DeviceError::GpuMemory { device, bytes, free, advice }
     }
 }
 

@@ -9,6 +9,7 @@ mod conv;
 mod driver;
 mod events;
 mod exec;
+mod fit;
 mod fuse;
 mod gemm;
 mod input;
