@@ -14,7 +14,10 @@ fn whole(byte: u8) -> f32 {
     f32::from_bits(WHOLE.to_bits() | u32::from(byte))
 }
 
-/// The same windows over a picture with zeros around it, so that all of their taps lie in it: below a relu a zero is nothing.
+/// What never wins below a relu.
+pub(super) const NEVER: f32 = -1.0;
+
+/// The same windows over a picture with something around it, so that all of their taps lie in it.
 pub(super) fn padded(w: &Window) -> Window {
     let needed = |d: usize| (w.output[d] - 1) * w.stride[d] + w.kernel[d];
     let input = [0, 1].map(|d| needed(d).max(w.pad[d] + w.input[d]));
@@ -89,7 +92,7 @@ impl Cut<'_> {
 
     /// For each tap of a row where it lies from the first.
     #[inline(always)]
-    fn columns(&self) -> impl Iterator<Item = usize> {
+    fn columns(&self) -> impl DoubleEndedIterator<Item = usize> {
         let pitch = self.channels.pitch;
         (0..self.place.taps[1].len()).map(move |i| i * pitch)
     }
@@ -183,9 +186,11 @@ impl Cut<'_> {
                 who[i] = V::load(numbers.as_ptr());
                 all[i] = V::load_lanes::<ALL>(&handed[i * pitch..], count);
             }
+            let last = self.place.taps[1].len().saturating_sub(1);
             for (row, number) in self.rows() {
-                let mut number = V::splat(number);
-                for column in self.columns() {
+                let mut number = V::splat(number + last as f32);
+                // The last first: then a place gets what windows hand on in the order of the windows.
+                for column in self.columns().rev() {
                     for i in 0..N {
                         let at = row + column + i * self.step();
                         let taken = V::if_equal(who[i], number, all[i], V::zero());
@@ -197,7 +202,7 @@ impl Cut<'_> {
                             V::store_part(V::add(V::load_part(dx), taken), dx);
                         }
                     }
-                    number = V::add(number, V::splat(1.0));
+                    number = V::sub(number, V::splat(1.0));
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::super::transform::{Combine, Grid, Line, Map, Points, transform};
 use super::super::{TILE, full};
 use super::{TOGETHER, Thin, by_size, together};
 use crate::device::cpu::conv::Conv;
-use crate::device::cpu::maxima::{Channels, max_picture, padded};
+use crate::device::cpu::maxima::{Channels, NEVER, max_picture, padded};
 use crate::device::cpu::simd::{Vector, multiversion};
 use crate::device::cpu::unpool::winners_len;
 use crate::device::cpu::{Ctx, Epilogue};
@@ -98,7 +98,7 @@ pub(in super::super) fn forward_pool(
     let jobs = [(y, per * to), (winners, per * bytes), (work, thin.scratch() + plane)];
     ctx.each(groups, [(x, per * from)], jobs, |_, [x], [y, winners, work]| {
         let (plane, work) = work.split_at_mut(plane);
-        plane.fill(0.0);
+        plane.fill(NEVER);
         thin.clear(work);
         let outs = y.chunks_exact_mut(to).zip(winners.chunks_exact_mut(bytes));
         for (x, (y, winners)) in x.chunks_exact(from).zip(outs) {

@@ -87,7 +87,7 @@ impl Thin {
         Channels { all, first, count: self.lanes.min(all - first), pitch: self.lanes }
     }
 
-    /// Floats of the values of one vector at all places of a picture below a pool, with zeros around it.
+    /// Floats of the values of one vector at all places of a picture below a pool, with what its windows need around it.
     fn plane(&self, pool: &Window) -> usize {
         let [height, width] = padded(pool).input;
         height * width * self.lanes
