@@ -96,15 +96,16 @@ int Comm::join(int nranks, const UniqueId& id, int own_rank) {
   return SUCCESS;
 }
 
-bool Comm::somebody_is_gone() {
+// Whether this rank waits for one that is gone. Who has come last may leave at once, so the word is read again after that was seen.
+bool Comm::waits_in_vain(const std::atomic<uint32_t>& word, uint32_t seen) {
   for (int r = 0; r < ranks; r++) {
     if (r == rank || shared->slots[r].state == ABSENT) continue;
     auto lock = lock_of(r);
     bool dead = fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
-    if (dead || shared->slots[r].state != PRESENT) {
-      if (!error) complain("rank " + std::to_string(rank) + ": rank " + std::to_string(r) + (dead ? " died" : " has left the communicator"));
-      return true;
-    }
+    if (!dead && shared->slots[r].state == PRESENT) continue;
+    if (word != seen) return false;
+    if (!error) complain("rank " + std::to_string(rank) + ": rank " + std::to_string(r) + (dead ? " died" : " has left the communicator"));
+    return true;
   }
   return false;
 }
@@ -114,7 +115,7 @@ int Comm::wait_for_all() {
   for (uint32_t joined; (joined = shared->joined) < uint32_t(ranks);) {
     if (aborted) return INTERNAL_ERROR;
     sleep_until_changed(shared->joined, joined);
-    if (shared->joined < uint32_t(ranks) && somebody_is_gone()) return error = REMOTE_ERROR;
+    if (waits_in_vain(shared->joined, joined)) return error = REMOTE_ERROR;
   }
   unlink(path.c_str());
   for (int r = 0; r < ranks; r++) {
@@ -140,7 +141,7 @@ bool Comm::barrier() {
   while (shared->generation == generation) {
     if (aborted) return false;
     sleep_until_changed(shared->generation, generation);
-    if (shared->generation == generation && somebody_is_gone()) {
+    if (waits_in_vain(shared->generation, generation)) {
       error = REMOTE_ERROR;
       stall();
     }

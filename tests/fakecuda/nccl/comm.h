@@ -67,7 +67,7 @@ struct Comm {
   ~Comm();
 
  private:
-  bool somebody_is_gone();
+  bool waits_in_vain(const std::atomic<uint32_t>& word, uint32_t seen);
 };
 using Handle = std::shared_ptr<Comm>;
 
