@@ -13,6 +13,9 @@ use super::rendezvous::Step;
 use super::{Execution, OpError, Tensor, Worker, block_on, codec, unique};
 use crate::cluster::TaskId;
 
+/// Callables that a session keeps at most.
+const CALLABLES: usize = 10_000;
+
 /// A graph and where its nodes are.
 #[derive(Default)]
 struct Placed {
@@ -173,7 +176,13 @@ impl Session {
         let handle = (unique() >> 1) as i64;
         let signature = Arc::new(Signature { feeds, fetches, targets });
         self.ready(&signature)?;
-        lock(&self.callables).insert(handle, signature);
+        let mut callables = lock(&self.callables);
+        if callables.len() == CALLABLES {
+            return Err(OpError::exhausted(format!(
+                "this session has {CALLABLES} callables; release some, or use Session.run"
+            )));
+        }
+        callables.insert(handle, signature);
         Ok(handle)
     }
 
