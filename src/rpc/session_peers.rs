@@ -5,7 +5,7 @@ use std::error::Error;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::Runtime;
 use super::security::root_cause;
 use super::server::{CONNECTION_WINDOW, STREAM_WINDOW};
 use super::shortcut::{self, Shortcut};
-use super::talk::{LARGE, Talk};
+use super::talk::{LARGE, Talk, lock};
 use super::tensorflow::MESSAGE;
 use super::tensorflow_proto::task_service_client::TaskServiceClient;
 use super::tensorflow_proto::worker_service_client::WorkerServiceClient;
@@ -35,10 +35,6 @@ use crate::session::{Done, Guard, OpError, Peers};
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 type Client = WorkerServiceClient<Channel>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Connections to other tasks, made when they are needed and again when they break.
 pub struct GrpcPeers {

@@ -21,7 +21,7 @@ use crate::session::{Arrival, Done, Guard, OpError, Worker, codec};
 /// Bytes of a tensor from which on it has a call of its own.
 pub(super) const LARGE: usize = 1 << 20;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
