@@ -173,10 +173,13 @@ fn launches_are_timed_by_the_gpu() {
     let profile = &result["profile"];
     assert!(profile["peak_gflops"].is_null(), "the CPU's says nothing of a GPU");
     let rows = profile["operations"].as_array().unwrap();
-    let of = |name: &str| rows.iter().find(|row| row["name"].as_str().unwrap().contains(name));
-    let conv = of("conv2").unwrap();
-    assert!(conv["ms"].as_f64().unwrap() > 0.0 && conv["gflops"].as_f64().unwrap() > 0.0);
-    assert!(of("/transpose").is_some() && rows.len() > 30, "{rows:?}");
+    // Several rows are of convolution 2, and which of them took longest is not the same on every run: its transposes have no FLOPs.
+    let of = |name: &'static str| {
+        rows.iter().filter(move |row| row["name"].as_str().unwrap().contains(name))
+    };
+    let timed = |row: &Value| row["ms"].as_f64() > Some(0.0) && row["gflops"].as_f64() > Some(0.0);
+    assert!(of("conv2").any(timed), "{rows:?}");
+    assert!(of("/transpose").next().is_some() && rows.len() > 30, "{rows:?}");
     let table = run(&space, &format!("{bench} --num-gpus 1 --profile"), &[]).unwrap().code(0).out;
     assert!(table.contains("GFLOP/s") && !table.contains("of most"), "{table}");
 

@@ -95,14 +95,14 @@ fn tiles_pay_by_shape_alone() {
         let window = Window::new([extent; 2], [kernel; 2], [stride; 2], Padding::Same).unwrap();
         Conv { n: 1, in_channels, out_channels, window }
     };
-    assert!(winograd::pays(&conv(24, 5, 1, 3, 64)), "conv1");
-    assert!(!winograd::input_grad_pays(&conv(24, 5, 1, 3, 64)), "conv1");
-    assert!(!winograd::pays(&conv(32, 3, 1, 3, 16)), "the first of a residual network");
-    assert!(!winograd::pays(&conv(5, 3, 1, 3, 16)), "tiles of which half lies outside");
-    assert!(winograd::pays(&conv(12, 5, 1, 64, 64)), "conv2");
-    assert!(winograd::input_grad_pays(&conv(12, 5, 1, 64, 64)), "conv2");
-    assert!(winograd::pays(&conv(32, 3, 1, 64, 64)));
-    assert!(!winograd::pays(&conv(1, 3, 1, 64, 64)), "a tile for one value");
+    assert!(winograd::gain(&conv(24, 5, 1, 3, 64)) > 1.0, "conv1");
+    assert!(winograd::input_grad_gain(&conv(24, 5, 1, 3, 64)) <= 1.0, "conv1");
+    assert!(winograd::gain(&conv(32, 3, 1, 3, 16)) <= 1.0, "the first of a residual network");
+    assert!(winograd::gain(&conv(5, 3, 1, 3, 16)) <= 1.0, "tiles of which half lies outside");
+    assert!(winograd::gain(&conv(12, 5, 1, 64, 64)) > 1.0, "conv2");
+    assert!(winograd::input_grad_gain(&conv(12, 5, 1, 64, 64)) > 1.0, "conv2");
+    assert!(winograd::gain(&conv(32, 3, 1, 64, 64)) > 1.0);
+    assert!(winograd::gain(&conv(1, 3, 1, 64, 64)) <= 1.0, "a tile for one value");
     assert!(!winograd::fits(&conv(32, 3, 2, 64, 64)) && !winograd::fits(&conv(32, 1, 1, 64, 64)));
 }
 

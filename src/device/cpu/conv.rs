@@ -27,19 +27,11 @@ pub enum ConvAlgorithm {
 }
 
 impl ConvAlgorithm {
-    /// Whether this convolution and its filter gradient go to the kernels of [`winograd`]. The same on every machine.
-    pub fn tiles(self, conv: &Conv) -> bool {
-        self.choose(conv, winograd::pays)
-    }
-
-    /// The same of its input gradient.
-    pub fn tiles_input_grad(self, conv: &Conv) -> bool {
-        self.choose(conv, winograd::input_grad_pays)
-    }
-
-    fn choose(self, conv: &Conv, pays: impl Fn(&Conv) -> bool) -> bool {
+    /// Whether a convolution goes to the kernels of [`winograd`], where these are `gain` times as fast as direct ones in f32, and the
+    /// direct ones that there are `lead` times.
+    pub(super) fn tiles(self, conv: &Conv, gain: impl Fn(&Conv) -> f64, lead: f64) -> bool {
         match self {
-            Self::Auto => pays(conv),
+            Self::Auto => gain(conv) > lead,
             Self::Direct => false,
             Self::Winograd => winograd::fits(conv),
         }

@@ -20,7 +20,7 @@ pub enum Precision {
     Bf16(Unit),
 }
 
-/// The kernels that a device has been told to use. In bf16 there is one way to convolve.
+/// The kernels that a device has been told to use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Products {
     pub(super) conv: ConvAlgorithm,
@@ -28,10 +28,28 @@ pub(super) struct Products {
 }
 
 impl Products {
+    /// How many times faster than f32's the direct convolutions are.
+    fn lead(self, conv: &Conv) -> f64 {
+        match self.precision {
+            Precision::F32 => 1.0,
+            Precision::Bf16(unit) => bf16::conv::lead(unit, conv),
+        }
+    }
+
+    /// Whether a convolution and its filter gradient are computed in tiles, which are always f32.
+    fn tiles(self, conv: &Conv) -> bool {
+        self.conv.tiles(conv, winograd::gain, self.lead(conv))
+    }
+
+    /// The same of its input gradient.
+    fn tiles_input_grad(self, conv: &Conv) -> bool {
+        self.conv.tiles(conv, winograd::input_grad_gain, self.lead(conv))
+    }
+
     pub(super) fn forward_scratch(self, ctx: Ctx, conv: &Conv) -> usize {
         match self.precision {
+            _ if self.tiles(conv) => winograd::forward_scratch(ctx, conv),
             Precision::Bf16(_) => bf16::conv::forward_scratch(ctx, conv),
-            Precision::F32 if self.conv.tiles(conv) => winograd::forward_scratch(ctx, conv),
             Precision::F32 => conv::forward_scratch(ctx, conv),
         }
     }
@@ -48,11 +66,11 @@ impl Products {
         scratch: &mut [f32],
     ) {
         match self.precision {
+            _ if self.tiles(conv) => {
+                winograd::forward(ctx, conv, x, filter, epilogue, y, scratch);
+            }
             Precision::Bf16(unit) => {
                 bf16::conv::forward(ctx, unit, conv, x, filter, epilogue, y, scratch);
-            }
-            Precision::F32 if self.conv.tiles(conv) => {
-                winograd::forward(ctx, conv, x, filter, epilogue, y, scratch);
             }
             Precision::F32 => conv::forward(ctx, conv, x, filter, epilogue, y, scratch),
         }
@@ -60,10 +78,8 @@ impl Products {
 
     pub(super) fn input_grad_scratch(self, ctx: Ctx, conv: &Conv) -> usize {
         match self.precision {
+            _ if self.tiles_input_grad(conv) => winograd::input_grad_scratch(ctx, conv),
             Precision::Bf16(_) => bf16::conv::input_grad_scratch(ctx, conv),
-            Precision::F32 if self.conv.tiles_input_grad(conv) => {
-                winograd::input_grad_scratch(ctx, conv)
-            }
             Precision::F32 => conv::input_grad_scratch(ctx, conv),
         }
     }
@@ -78,11 +94,11 @@ impl Products {
         scratch: &mut [f32],
     ) {
         match self.precision {
+            _ if self.tiles_input_grad(conv) => {
+                winograd::input_grad(ctx, conv, dy, filter, dx, scratch);
+            }
             Precision::Bf16(unit) => {
                 bf16::conv::input_grad(ctx, unit, conv, dy, filter, dx, scratch);
-            }
-            Precision::F32 if self.conv.tiles_input_grad(conv) => {
-                winograd::input_grad(ctx, conv, dy, filter, dx, scratch);
             }
             Precision::F32 => conv::input_grad(ctx, conv, dy, filter, dx, scratch),
         }
@@ -95,7 +111,7 @@ impl Products {
 
     /// Whether the convolution itself sees to the pool above it.
     fn pools(self, conv: &Conv) -> bool {
-        self.precision == Precision::F32 && self.conv.tiles(conv) && winograd::pools(conv)
+        self.tiles(conv) && winograd::pools(conv)
     }
 
     pub(super) fn forward_pool_scratch(self, ctx: Ctx, conv: &Conv, pool: &Window) -> usize {
@@ -141,8 +157,8 @@ impl Products {
 
     pub(super) fn filter_grad_scratch(self, ctx: Ctx, conv: &Conv, dy: &OutputGrad<'_>) -> usize {
         match self.precision {
+            _ if self.tiles(conv) => winograd::filter_grad_scratch(ctx, conv, dy),
             Precision::Bf16(_) => bf16::conv::filter_grad_scratch(conv, dy),
-            Precision::F32 if self.conv.tiles(conv) => winograd::filter_grad_scratch(ctx, conv, dy),
             Precision::F32 => conv::filter_grad_scratch(ctx, conv, dy),
         }
     }
@@ -157,10 +173,8 @@ impl Products {
         scratch: &mut [f32],
     ) {
         match self.precision {
+            _ if self.tiles(conv) => winograd::filter_grad(ctx, conv, x, dy, dw, scratch),
             Precision::Bf16(unit) => bf16::conv::filter_grad(ctx, unit, conv, x, dy, dw, scratch),
-            Precision::F32 if self.conv.tiles(conv) => {
-                winograd::filter_grad(ctx, conv, x, dy, dw, scratch);
-            }
             Precision::F32 => conv::filter_grad(ctx, conv, x, dy, dw, scratch),
         }
     }

@@ -43,29 +43,33 @@ fn direct(conv: &Conv) -> usize {
     height * width * down * across * conv.in_channels * conv.out_channels
 }
 
-/// Whether the transformed convolution and its filter gradient are faster. Depends on nothing but the extents of one picture, so
-/// that every machine and every batch size gives the same bits.
-pub fn pays(conv: &Conv) -> bool {
+/// How many times faster the transformed convolution and its filter gradient are than the direct ones, roughly; 0 where they are not
+/// to be used. Depends on nothing but the extents of one picture, so that every machine and every batch size gives the same bits.
+pub fn gain(conv: &Conv) -> f64 {
     /// Multiplications that take as long as transforming one value of the result, and as all data of a tile at a point.
     const RESULT: usize = 3;
     const DATA: usize = 54;
     if !thin::fits(conv) {
-        return input_grad_pays(conv);
+        return input_grad_gain(conv);
+    }
+    // The first filter of a residual network, 3x3, has gradients that nearly cancel: 2.6e-4 of the largest were lost there for little.
+    if !fits(conv) || conv.window.kernel != [5, 5] {
+        return 0.0;
     }
     let ((tiles, points), outs) = (tiles_and_points(conv), conv.out_channels);
-    // The first filter of a residual network, 3x3, has gradients that nearly cancel: 2.6e-4 of the largest were lost there for little.
-    conv.window.kernel == [5, 5]
-        && fits(conv)
-        && tiles * points * ((conv.in_channels + RESULT) * outs + DATA) < direct(conv)
+    direct(conv) as f64 / (tiles * points * ((conv.in_channels + RESULT) * outs + DATA)) as f64
 }
 
 /// The same of the input gradient, for which few input channels are nothing special.
-pub fn input_grad_pays(conv: &Conv) -> bool {
+pub fn input_grad_gain(conv: &Conv) -> f64 {
     /// Multiplications that take as long as transforming one value.
     const TRANSFORM: usize = 24;
+    if !fits(conv) {
+        return 0.0;
+    }
     let ((tiles, points), ins, outs) =
         (tiles_and_points(conv), conv.in_channels, conv.out_channels);
-    fits(conv) && tiles * points * (ins * outs + TRANSFORM * (ins + outs)) < direct(conv)
+    direct(conv) as f64 / (tiles * points * (ins * outs + TRANSFORM * (ins + outs))) as f64
 }
 
 /// A picture in memory.
