@@ -8,6 +8,9 @@ use super::{BLOCK, COLUMNS, DEPTH, ROWS, TILE, Unit, halves};
 use crate::device::cpu::conv::Conv;
 use crate::device::cpu::{Ctx, Epilogue, epilogue};
 
+/// Values of two panels that stay in the first-level cache while the rows of a picture go by.
+const NEAR: usize = 12 << 10;
+
 /// How many times faster than f32's direct convolutions these are, roughly.
 pub fn lead(unit: Unit, conv: &Conv) -> f64 {
     // Where a kernel row does not fill a tile, rounding and packing take longer than the products.
@@ -172,7 +175,8 @@ impl Slide {
         });
     }
 
-    /// The sums of one picture for one block of channels.
+    /// The sums of one picture for one block of channels, a few kernel rows after the other: from the second-level cache tiles come
+    /// more slowly than they are multiplied.
     fn picture(&self, tiles: &Tiles, x: &[u16], filter: &[u16], sums: &mut [f32]) {
         let (across, rows) = self.split();
         let c = self.source.channels;
@@ -182,32 +186,36 @@ impl Slide {
             let (y, i) = (tile / across, tile % across);
             y * self.stride[0] * row + i * rows * self.stride[1] * c
         };
-        for first in (0..count).step_by(2) {
-            let last = (first + 1).min(count - 1);
-            let (top, below) = (self.kernel_rows(first / across), self.kernel_rows(last / across));
-            let kernel = top.start.min(below.start)..top.end.max(below.end);
-            let at = [first, last].map(|tile| tile * rows * BLOCK);
-            if kernel.is_empty() {
-                for at in at {
-                    sums[at..][..rows * BLOCK].fill(0.0);
+        let together = (NEAR / (2 * self.tiles() * TILE)).max(1);
+        for from in (0..self.kernel[0]).step_by(together) {
+            for first in (0..count).step_by(2) {
+                let last = (first + 1).min(count - 1);
+                let met = [first, last].map(|tile| self.kernel_rows(tile / across));
+                let met = met[0].start.min(met[1].start)..met[0].end.max(met[1].end);
+                let kernel = met.start.max(from)..met.end.min(from + together);
+                let at = [first, last].map(|tile| tile * rows * BLOCK);
+                if met.is_empty() {
+                    at.into_iter().for_each(|at| sums[at..][..rows * BLOCK].fill(0.0));
                 }
-                continue;
+                if kernel.is_empty() {
+                    continue;
+                }
+                let block = Block {
+                    a: &x[start(first) + kernel.start * row..],
+                    row: self.stride[1] * c,
+                    second: (last > first).then(|| start(last) - start(first)),
+                    a_step: DEPTH,
+                    a_outer: row,
+                    b: &filter[kernel.start * self.tiles() * TILE..],
+                    panels: [0, self.panel()],
+                    b_step: TILE,
+                    b_outer: self.tiles() * TILE,
+                    inner: self.tiles(),
+                    outer: kernel.len(),
+                    accumulate: kernel.start > met.start,
+                };
+                tiles.run(&block, sums, BLOCK, at);
             }
-            let block = Block {
-                a: &x[start(first) + kernel.start * row..],
-                row: self.stride[1] * c,
-                second: (last > first).then(|| start(last) - start(first)),
-                a_step: DEPTH,
-                a_outer: row,
-                b: &filter[kernel.start * self.tiles() * TILE..],
-                panels: [0, self.panel()],
-                b_step: TILE,
-                b_outer: self.tiles() * TILE,
-                inner: self.tiles(),
-                outer: kernel.len(),
-                accumulate: false,
-            };
-            tiles.run(&block, sums, BLOCK, at);
         }
     }
 }
@@ -272,12 +280,18 @@ pub fn input_grad(
     ctx.each(slide.panels(), [], jobs, |panel, [], [to]| {
         let to = halves(to);
         to.fill(0);
-        let columns = panel * COLUMNS..ins.min((panel + 1) * COLUMNS);
+        let columns = ins.min(panel * COLUMNS)..ins.min((panel + 1) * COLUMNS);
         for (tap, weights) in filter.chunks_exact(ins * outs).rev().enumerate() {
             let (ky, kx) = (tap / width, tap % width);
             let to = &mut to[ky * slide.tiles() * TILE..];
-            for (column, ci) in columns.clone().enumerate() {
-                for (co, v) in weights[ci * outs..][..outs].iter().enumerate() {
+            let weights = &weights[columns.start * outs..columns.end * outs];
+            if outs.is_multiple_of(DEPTH) {
+                let to = &mut to[kx * outs * COLUMNS..][..outs * COLUMNS];
+                pack::panel_of_rows(ctx.isa, weights, outs, to);
+                continue;
+            }
+            for (column, weights) in weights.chunks_exact(outs).enumerate() {
+                for (co, v) in weights.iter().enumerate() {
                     pack::put(to, kx * outs + co, column, *v);
                 }
             }

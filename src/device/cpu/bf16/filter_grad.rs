@@ -1,6 +1,6 @@
-//! The gradient of a convolution by its filter: a product over positions of the output's gradient, `[channel][position]`, and the
-//! input, `[position][kernel column and channel]`, both spread among the padding. A kernel offset is then an offset in the sequence
-//! of positions, and rows of the left operand always begin at a cache line.
+//! The gradient of a convolution by its filter: a product over positions of the output's gradient, in tiles of channels by
+//! positions, and the input, `[position][kernel column and channel]`, both spread among the padding. A kernel offset is then an offset
+//! in the sequence of positions, and tiles of the left operand lie as they are walked through.
 
 use super::block::{Block, Tiles};
 use super::pack::{self, Spread};
@@ -10,8 +10,9 @@ use crate::device::cpu::conv::{Conv, chunks};
 use crate::device::cpu::reduce::tree_sum;
 use crate::device::cpu::unpool::OutputGrad;
 
-/// Values of the pictures that are multiplied at a time: they stay in the second-level cache beside the sums.
-const CACHED: usize = 1 << 18;
+/// Values of the pictures that are multiplied at a time: what two panels and a block of channels need of them stays in the first-level
+/// cache. With more pictures sums would be loaded and stored less often, but operands come from the second-level cache.
+const CACHED: usize = 1 << 15;
 /// Sums of a block.
 const SUMS: usize = BLOCK * BLOCK;
 
@@ -129,11 +130,16 @@ impl Shape {
                 0 => (i / 2 % taps, i / (2 * taps) * 2 + i % 2),
                 _ => (i % taps, i / taps),
             };
-            let (ky, kx) = (tap / self.kernel[1], tap % self.kernel[1]);
-            // Pairs from an odd position on are in the second copy.
+            // Pairs from an odd position on are in the second copy; the first-level cache holds one of them.
+            let [height, width] = self.kernel;
+            let evens = width.div_ceil(2);
+            let (ky, kx) = match tap.checked_sub(height * evens) {
+                None => (tap / evens, tap % evens * 2),
+                Some(tap) => (tap / (width / 2), tap % (width / 2) * 2 + 1),
+            };
             let pairs = (ky * self.x.width + kx) / 2 * BLOCK;
             let at = (kx % 2 * parts + part) * self.panel() + pairs;
-            let first = tap * self.x.channels + part * COLUMNS;
+            let first = (ky * width + kx) * self.x.channels + part * COLUMNS;
             Panel { kernel_row: ky, first, columns: COLUMNS, at }
         } else {
             let (ky, part) = (i % self.kernel[0], i / self.kernel[0]);
@@ -195,10 +201,10 @@ impl Shape {
                 continue;
             }
             let product = Block {
-                a: &packed[block * BLOCK * self.len + met.start * DEPTH..],
-                row: self.len,
+                a: &packed[block * BLOCK * self.len + met.start * TILE..],
+                row: DEPTH,
                 second,
-                a_step: DEPTH,
+                a_step: TILE,
                 a_outer: self.picture(),
                 b: &packed[self.planes() + met.start * TILE..],
                 panels: panels.map(|panel| panel.at),
@@ -218,13 +224,12 @@ impl Shape {
         let pairs = self.count().div_ceil(2);
         for i in 0..self.count() {
             let panel = self.at(i);
-            for (j, dw) in dw[panel.first * channels..].chunks_exact_mut(channels).enumerate() {
-                if j == panel.columns {
-                    break;
-                }
-                for (c, dw) in dw.iter_mut().enumerate() {
-                    let block = (c / BLOCK * pairs + i / 2) * SUMS;
-                    *dw = sums[block + c % BLOCK * BLOCK + i % 2 * COLUMNS + j];
+            let rows = dw[panel.first * channels..].chunks_exact_mut(channels).take(panel.columns);
+            for (j, row) in rows.enumerate() {
+                let blocks = sums[i / 2 * SUMS..].chunks(pairs * SUMS);
+                for (row, block) in row.chunks_mut(BLOCK).zip(blocks) {
+                    let column = block[i % 2 * COLUMNS + j..].iter().step_by(BLOCK);
+                    row.iter_mut().zip(column).for_each(|(dw, sum)| *dw = *sum);
                 }
             }
         }

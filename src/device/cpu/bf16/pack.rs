@@ -1,7 +1,7 @@
 //! Rounding operands into the layouts that tiles want.
 
 use super::super::simd::multiversion;
-use super::{BLOCK, COLUMNS, DEPTH};
+use super::{BLOCK, COLUMNS, DEPTH, ROWS, TILE};
 use crate::util::half::bf16_from_f32;
 
 /// How pictures lie in a sequence of positions among zeros, which must be there already: pixel `(y, x)` is at
@@ -140,12 +140,14 @@ multiversion! {
 }
 
 multiversion! {
-    /// `[channel][position]`, `len` positions each: left operands along positions.
+    /// Tiles of 16 channels by 32 positions, `[block of channels][tile][channel][position]`, `len` positions a block: left operands
+    /// along positions, which are walked through in the order in which they lie.
     pub(super) fn planes(s: &Spread, len: usize, from: &[f32], to: &mut [u16]) {
         let to: &mut [u32] = bytemuck::cast_slice_mut(to);
         each_pair(s, from, |at, column, pairs| {
-            for (j, pair) in pairs.iter().enumerate() {
-                to[((column + j) * len + at) / 2] = *pair;
+            let to = &mut to[(column * len + at / DEPTH * TILE + at % DEPTH) / 2..];
+            for (to, pair) in to.iter_mut().step_by(DEPTH / 2).zip(pairs) {
+                *to = *pair;
             }
         });
     }
@@ -193,6 +195,23 @@ multiversion! {
                 let halves = part.map(bf16_from_f32);
                 for (to, [low, high]) in to[j..].iter_mut().step_by(COLUMNS).zip(halves.as_chunks::<2>().0) {
                     *to = u32::from(*low) | u32::from(*high) << 16;
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Tiles of 16 rows by 32 terms, `[block of rows][tile][row][term]`, from rows of `terms` floats each: left operands. Where the last
+    /// terms do not fill a tile there must be zeros already.
+    pub(super) fn tiles_of_rows(from: &[f32], terms: usize, to: &mut [u16]) {
+        let blocks = to.chunks_exact_mut(ROWS * terms.next_multiple_of(DEPTH));
+        for (rows, to) in from.chunks(ROWS * terms).zip(blocks) {
+            for (j, row) in rows.chunks_exact(terms).enumerate() {
+                for (part, to) in row.chunks(DEPTH).zip(to[j * DEPTH..].chunks_mut(TILE)) {
+                    for (to, v) in to.iter_mut().zip(part) {
+                        *to = bf16_from_f32(*v);
+                    }
                 }
             }
         }

@@ -1,8 +1,7 @@
-//! Local response normalisation and batch normalisation.
+//! Local response normalisation.
 
-use super::Ctx;
-use super::reduce::{CHUNKS, column_sums, row_chunks, tree_sum};
-use super::simd::{MAX_LANES, Vector, multiversion};
+use crate::device::cpu::Ctx;
+use crate::device::cpu::simd::{MAX_LANES, Vector, multiversion};
 use crate::graph::LrnParams;
 
 /// Channels of a row whose sums are held on the stack at a time.
@@ -68,15 +67,36 @@ impl LrnParams {
 #[repr(align(64))]
 struct Lines([f32; BUFFER]);
 
-/// Sums of the windows of `width` that begin at `buffer[at..]`.
+/// The sums of `width` values from each of `terms` on, in whole vectors.
 ///
 /// # Safety
 /// As for every function of [`Vector`].
 #[inline(always)]
-unsafe fn window_sums<V: Vector>(buffer: &[f32; BUFFER], at: usize, width: usize) -> V {
-    let terms = &buffer[at..at + width + V::LANES - 1];
-    // SAFETY: the caller's promise; `LANES` floats follow each of the first `width`.
-    unsafe { (0..width).fold(V::zero(), |sum, i| V::add(sum, V::load(terms.as_ptr().add(i)))) }
+unsafe fn window_sums<V: Vector>(terms: &[f32], width: usize, sums: &mut [f32]) {
+    // SAFETY: the caller's promise. Of a known width, these are the usual ones, the inner loop is none.
+    unsafe {
+        match width {
+            5 => window_sums_of::<V>(terms, 5, sums),
+            9 => window_sums_of::<V>(terms, 9, sums),
+            11 => window_sums_of::<V>(terms, 11, sums),
+            width => window_sums_of::<V>(terms, width, sums),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`window_sums`].
+#[inline(always)]
+unsafe fn window_sums_of<V: Vector>(terms: &[f32], width: usize, sums: &mut [f32]) {
+    let terms = &terms[..sums.len() + width - 1];
+    for (i, to) in sums.chunks_exact_mut(V::LANES).enumerate() {
+        // SAFETY: the caller's promise; as many terms as sums follow each of the first `width`.
+        unsafe {
+            let terms = terms.as_ptr().add(i * V::LANES);
+            let sum = (0..width).fold(V::zero(), |sum, i| V::add(sum, V::load(terms.add(i))));
+            V::store(sum, to.as_mut_ptr());
+        }
+    }
 }
 
 /// Rows that share a buffer in which each has `pitch` floats. Several, because sums that are read right after
@@ -121,24 +141,29 @@ unsafe fn lrn_blocks<V: Vector, const ALL: bool>(
         let margin = reach.next_multiple_of(MAX_LANES);
         let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
         let rows = batch(pitch) * channels;
-        let mut squares = Lines([0.0; BUFFER]);
-        let squares = &mut squares.0;
+        let (mut squares, mut sums) = (Lines([0.0; BUFFER]), Lines([0.0; BUFFER]));
+        let (squares, sums) = (&mut squares.0, &mut sums.0);
         for (x, y) in x.chunks(rows).zip(y.chunks_mut(rows)) {
             for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
                 for (s, v) in squares[first + margin - start..].iter_mut().zip(&x[first..last]) {
                     *s = v * v;
                 }
             }
-            for (row, (x, y)) in
-                x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate()
-            {
+            // Sums and powers in loops of their own: a power takes long, and short loops have many of them under way.
+            let len = (end - start).next_multiple_of(V::LANES);
+            let rows = x.chunks_exact(channels).zip(y.chunks_exact_mut(channels));
+            for (row, sums) in sums.chunks_exact_mut(len).take(rows.len()).enumerate() {
+                let squares = &squares[row * pitch + margin - reach..];
+                // SAFETY: this copy is compiled for `V`.
+                unsafe { window_sums::<V>(squares, 2 * reach + 1, sums) };
+            }
+            for ((x, y), sums) in rows.zip(sums.chunks_exact(len)) {
                 let blocks = x[start..end].chunks(V::LANES).zip(y[start..end].chunks_mut(V::LANES));
-                let begin = row * pitch + margin - reach;
-                for (at, (x, y)) in (begin..).step_by(V::LANES).zip(blocks) {
+                for ((x, y), sums) in blocks.zip(sums.chunks_exact(V::LANES)) {
                     let count = x.len();
                     // SAFETY: this copy is compiled for `V`; slices check the bounds.
                     unsafe {
-                        let (power, _) = p.powers(window_sums::<V>(squares, at, 2 * reach + 1));
+                        let (power, _) = p.powers(V::load(sums.as_ptr()));
                         V::store_lanes::<ALL>(
                             V::mul(V::load_lanes::<ALL>(x, count), power),
                             y,
@@ -187,8 +212,13 @@ unsafe fn lrn_grad_blocks<V: Vector, const ALL: bool>(
         let pitch = (end - start).next_multiple_of(MAX_LANES) + 2 * margin;
         let rows = batch(pitch) * channels;
         let zeros = || Lines([0.0; BUFFER]);
-        let (mut squares, mut terms, mut direct) = (zeros(), zeros(), zeros());
-        let (squares, terms, direct) = (&mut squares.0, &mut terms.0, &mut direct.0);
+        let (mut squares, mut sums) = (zeros(), zeros());
+        let (mut terms, mut direct) = (zeros(), zeros());
+        let (squares, sums) = (&mut squares.0, &mut sums.0);
+        let (terms, direct) = (&mut terms.0, &mut direct.0);
+        // Sums of squares of a row, and of terms.
+        let (many, len) =
+            ((last - first).next_multiple_of(V::LANES), (end - start).next_multiple_of(V::LANES));
         for ((x, dy), dx) in x.chunks(rows).zip(dy.chunks(rows)).zip(dx.chunks_mut(rows)) {
             for (x, squares) in x.chunks_exact(channels).zip(squares.chunks_mut(pitch)) {
                 let squares = &mut squares[far_first + margin - start..];
@@ -196,16 +226,22 @@ unsafe fn lrn_grad_blocks<V: Vector, const ALL: bool>(
                     *s = v * v;
                 }
             }
+            // Sums and powers in loops of their own, as in `lrn_blocks`.
             let both = x.chunks_exact(channels).zip(dy.chunks_exact(channels));
-            for (row, (x, dy)) in both.enumerate() {
+            for (row, sums) in sums.chunks_exact_mut(many).take(both.len()).enumerate() {
+                let squares = &squares[row * pitch + first + margin - start - reach..];
+                // SAFETY: this copy is compiled for `V`.
+                unsafe { window_sums::<V>(squares, width, sums) };
+            }
+            for ((row, (x, dy)), sums) in both.enumerate().zip(sums.chunks_exact(many)) {
                 let begin = row * pitch + first + margin - start;
                 let blocks = x[first..last].chunks(V::LANES).zip(dy[first..last].chunks(V::LANES));
-                for (at, (x, dy)) in (begin..).step_by(V::LANES).zip(blocks) {
+                let sums = sums.chunks_exact(V::LANES);
+                for ((at, (x, dy)), sums) in (begin..).step_by(V::LANES).zip(blocks).zip(sums) {
                     let count = x.len();
                     // SAFETY: this copy is compiled for `V`; slices check the bounds.
                     unsafe {
-                        let (power, inverse) =
-                            p.powers(window_sums::<V>(squares, at - reach, width));
+                        let (power, inverse) = p.powers(V::load(sums.as_ptr()));
                         let ratio = V::mul(V::load_lanes::<ALL>(dy, count), power);
                         V::store_lanes::<ALL>(ratio, &mut direct[at..], count);
                         V::store_lanes::<ALL>(
@@ -216,19 +252,24 @@ unsafe fn lrn_grad_blocks<V: Vector, const ALL: bool>(
                     }
                 }
             }
-            for (row, (x, dx)) in
-                x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels)).enumerate()
-            {
+            let both = x.chunks_exact(channels).zip(dx.chunks_exact_mut(channels));
+            for (row, sums) in sums.chunks_exact_mut(len).take(both.len()).enumerate() {
+                // SAFETY: this copy is compiled for `V`.
+                unsafe { window_sums::<V>(&terms[row * pitch + margin - reach..], width, sums) };
+            }
+            for ((row, (x, dx)), sums) in both.enumerate().zip(sums.chunks_exact(len)) {
                 let blocks =
                     x[start..end].chunks(V::LANES).zip(dx[start..end].chunks_mut(V::LANES));
-                for (at, (x, dx)) in (row * pitch + margin..).step_by(V::LANES).zip(blocks) {
+                let direct = direct[row * pitch + margin..].chunks(V::LANES);
+                let sums = sums.chunks_exact(V::LANES);
+                for (((x, dx), direct), sums) in blocks.zip(direct).zip(sums) {
                     let count = x.len();
                     // SAFETY: this copy is compiled for `V`; slices check the bounds.
                     unsafe {
-                        let sums = window_sums::<V>(terms, at - reach, width);
+                        let sums = V::load(sums.as_ptr());
                         let x = V::load_lanes::<ALL>(x, count);
                         let through = V::mul(V::mul(V::splat(factor), x), sums);
-                        let mut d = V::sub(V::load_lanes::<ALL>(&direct[at..], count), through);
+                        let mut d = V::sub(V::load_lanes::<ALL>(direct, count), through);
                         if relu {
                             // Nothing where `x`, cut at zero, is zero.
                             d = V::if_equal(V::max(x, V::zero()), V::zero(), V::zero(), d);
@@ -263,175 +304,4 @@ pub fn lrn_grad(
     ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
         lrn_grad_rows(ctx.isa, p, reach, channels, relu, x, dy, dx);
     });
-}
-
-multiversion! {
-    fn add_squared_distances(mean: &[f32], x: &[f32], out: &mut [f32]) {
-        out.fill(0.0);
-        for x in x.chunks_exact(mean.len()) {
-            for ((o, x), m) in out.iter_mut().zip(x).zip(mean) {
-                *o += (x - m) * (x - m);
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// `y = (x - mean) * factor + offset`.
-    fn normalise(mean: &[f32], factor: &[f32], offset: &[f32], x: &[f32], y: &mut [f32]) {
-        let c = mean.len();
-        let (factor, offset) = (&factor[..c], &offset[..c]);
-        for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
-            for i in 0..c {
-                y[i] = (x[i] - mean[i]) * factor[i] + offset[i];
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// Adds `dy * (x - mean)`, then `dy` per channel.
-    fn add_gradients(mean: &[f32], x: &[f32], dy: &[f32], out: &mut [f32]) {
-        out.fill(0.0);
-        let c = mean.len();
-        let (weighted, plain) = out.split_at_mut(c);
-        let plain = &mut plain[..c];
-        for (x, dy) in x.chunks_exact(c).zip(dy.chunks_exact(c)) {
-            for i in 0..c {
-                plain[i] += dy[i];
-                weighted[i] += dy[i] * (x[i] - mean[i]);
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// `dx = factor * (dy - share - (x - mean) * slope)`, the three factors one after the other in `f`.
-    fn spread_gradients(mean: &[f32], f: &[f32], x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        let c = mean.len();
-        let (factor, share, slope) = (&f[..c], &f[c..2 * c], &f[2 * c..3 * c]);
-        for ((x, dy), dx) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {
-            for i in 0..c {
-                dx[i] = factor[i] * (dy[i] - share[i] - (x[i] - mean[i]) * slope[i]);
-            }
-        }
-    }
-}
-
-/// Rows of `channels` of an operand of batch normalisation, whose other operands have `per_channel` values each.
-fn rows_of(channels: usize, x: &[f32], per_channel: &[(&[f32], usize)]) -> usize {
-    assert!(
-        channels > 0 && x.len().is_multiple_of(channels),
-        "{} floats are not rows of {channels}",
-        x.len()
-    );
-    let fit = per_channel.iter().all(|(values, each)| values.len() == each * channels);
-    assert!(fit, "operands of batch normalisation over {channels} channels");
-    x.len() / channels
-}
-
-/// Floats of scratch memory that the functions of batch normalisation need.
-pub fn batch_norm_scratch(channels: usize) -> usize {
-    2 * CHUNKS * channels
-}
-
-/// The mean of each channel over the rows of `x`, then the (biased) variance of each.
-pub fn moments(ctx: Ctx, x: &[f32], out: &mut [f32], scratch: &mut [f32]) {
-    let channels = out.len() / 2;
-    let rows = rows_of(channels, x, &[(out, 2)]);
-    let weight = 1.0 / rows.max(1) as f32;
-    let (mean, variance) = out.split_at_mut(channels);
-    column_sums(ctx, channels, x, mean, scratch);
-    mean.iter_mut().for_each(|m| *m *= weight);
-    let mean = &*mean;
-    let (per, parts) = row_chunks(rows);
-    let partials = &mut scratch[..parts * channels];
-    ctx.each(parts, [(x, per * channels)], [(&mut *partials, channels)], |_, [x], [out]| {
-        add_squared_distances(ctx.isa, mean, x, out);
-    });
-    let sums = &*partials;
-    tree_sum(ctx, parts, |i| &sums[i * channels..][..channels], weight, variance);
-}
-
-/// `y = (x - mean) / sqrt(variance + epsilon) * scale + offset` per channel, with the two moments one after the other.
-#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
-pub fn batch_norm(
-    ctx: Ctx,
-    epsilon: f32,
-    x: &[f32],
-    moments: &[f32],
-    scale: &[f32],
-    offset: &[f32],
-    y: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let channels = scale.len();
-    rows_of(channels, x, &[(moments, 2), (offset, 1)]);
-    let (mean, variance) = moments.split_at(channels);
-    let factor = &mut scratch[..channels];
-    for ((f, s), v) in factor.iter_mut().zip(scale).zip(variance) {
-        *f = s * inverse(*v, epsilon);
-    }
-    let factor = &*factor;
-    ctx.map(channels, [x], [y], |[x], [y]| normalise(ctx.isa, mean, factor, offset, x, y));
-}
-
-/// The gradients of [`batch_norm`] by scale and by offset, one after the other.
-pub fn batch_norm_sums(
-    ctx: Ctx,
-    epsilon: f32,
-    x: &[f32],
-    moments: &[f32],
-    dy: &[f32],
-    out: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let channels = out.len() / 2;
-    let (per, parts) = row_chunks(rows_of(channels, x, &[(moments, 2)]));
-    let (mean, variance) = moments.split_at(channels);
-    let partials = &mut scratch[..2 * parts * channels];
-    let ins = [(x, per * channels), (dy, per * channels)];
-    ctx.each(parts, ins, [(&mut *partials, 2 * channels)], |_, [x, dy], [out]| {
-        add_gradients(ctx.isa, mean, x, dy, out);
-    });
-    let sums = &*partials;
-    tree_sum(ctx, parts, |i| &sums[2 * i * channels..][..2 * channels], 1.0, out);
-    for (by_scale, v) in out.iter_mut().zip(variance) {
-        *by_scale *= inverse(*v, epsilon);
-    }
-}
-
-/// The gradient of [`batch_norm`] by `x`, whose own `moments` are used; `sums` are those of [`batch_norm_sums`].
-#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
-pub fn batch_norm_input_grad(
-    ctx: Ctx,
-    epsilon: f32,
-    x: &[f32],
-    moments: &[f32],
-    scale: &[f32],
-    dy: &[f32],
-    sums: &[f32],
-    dx: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let channels = scale.len();
-    let rows = rows_of(channels, x, &[(moments, 2), (sums, 2)]);
-    let weight = 1.0 / rows.max(1) as f32;
-    let (mean, variance) = moments.split_at(channels);
-    let factors = &mut scratch[..3 * channels];
-    for c in 0..channels {
-        let inverse = inverse(variance[c], epsilon);
-        factors[c] = scale[c] * inverse;
-        factors[channels + c] = sums[channels + c] * weight;
-        factors[2 * channels + c] = sums[c] * inverse * weight;
-    }
-    let factors = &*factors;
-    ctx.map(channels, [x, dy], [dx], |[x, dy], [dx]| {
-        spread_gradients(ctx.isa, mean, factors, x, dy, dx)
-    });
-}
-
-/// `1 / sqrt(variance + epsilon)`.
-fn inverse(variance: f32, epsilon: f32) -> f32 {
-    1.0 / (variance + epsilon).sqrt()
 }
