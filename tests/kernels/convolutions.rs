@@ -1,5 +1,7 @@
 //! Convolutions: direct and in tiles, alone and below a pool, each against a naive loop.
 
+use tftrain::device::cpu::bf16::{Unit, conv::lead};
+
 use super::*;
 
 type Forward = fn(Ctx, &Conv, &[f32], &[f32], Epilogue<'_>, &mut [f32], &mut [f32]);
@@ -103,6 +105,16 @@ fn tiles_pay_by_shape_alone() {
     assert!(winograd::input_grad_gain(&conv(12, 5, 1, 64, 64)) > 1.0, "conv2");
     assert!(winograd::gain(&conv(32, 3, 1, 64, 64)) > 1.0);
     assert!(winograd::gain(&conv(1, 3, 1, 64, 64)) <= 1.0, "a tile for one value");
+    for unit in [Unit::Emulated, Unit::Avx512, Unit::Amx] {
+        let (conv1, conv2) = (conv(24, 5, 1, 3, 64), conv(12, 5, 1, 64, 64));
+        assert!(winograd::gain(&conv1) > lead(unit, &conv1), "{unit}: conv1");
+        let tiles = winograd::gain(&conv2) > lead(unit, &conv2);
+        assert_eq!(
+            tiles,
+            unit != Unit::Amx,
+            "{unit}: conv2, of which only AMX is worth the rounding"
+        );
+    }
     assert!(!winograd::fits(&conv(32, 3, 2, 64, 64)) && !winograd::fits(&conv(32, 1, 1, 64, 64)));
 }
 

@@ -17,7 +17,7 @@ pub fn lead(unit: Unit, conv: &Conv) -> f64 {
     if conv.window.kernel[1] * conv.in_channels < DEPTH {
         return 1.0;
     }
-    match unit.or_emulated() {
+    match unit {
         Unit::Emulated => 0.5,
         Unit::Avx512 => 1.6,
         Unit::Amx => 8.0,
