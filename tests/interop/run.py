@@ -158,10 +158,10 @@ def says(name, *texts):
 
 
 def regression(*flags, alien=(), resume=False):
-    """Two workers train to y = 5x + 8."""
+    """Two workers train to y = 5x + 8: by steps so small, and so many, that the noise of their examples is a fourth of what is allowed."""
     with Cluster({"ps": 1, "worker": 2}, alien) as cluster:
         logdir = cluster.dir / "logs"
-        for steps in (400, 500)[: 2 if resume else 1]:
+        for steps in (1500, 1600)[: 2 if resume else 1]:
             workers = []
             for i in range(2):
                 target = [] if alien else ["--target", cluster.target("worker", i)]
@@ -177,10 +177,10 @@ def regression(*flags, alien=(), resume=False):
                 end = re.search(r"ended at (\d+) weight (\S+) bias (\S+)", out)
                 expect(end, f"worker {i}:", out, *(cluster.log(*task) for task in cluster.tasks))
                 weight, bias = float(end[2]), float(end[3])
-                expect(abs(weight - 5) <= 0.05 + 0.1 * ("3" in flags) and abs(bias - 8) <= 0.05, out)
+                expect(abs(weight - 5) <= 0.05 and abs(bias - 8) <= 0.05, out)
                 expect(i > 0 or "saved" in out, out)
-                if steps == 500 and i == 0:
-                    expect(int(re.search(r"began at (\d+)", out)[1]) >= 400, out)
+                if steps == 1600 and i == 0:
+                    expect(int(re.search(r"began at (\d+)", out)[1]) >= 1500, out)
 
 
 def cancelled_by_its_client():
@@ -332,10 +332,10 @@ CASES = {
     "async-resource": lambda: regression("--resource"),
     "sync": lambda: regression("--sync"),
     "sync-resource": lambda: regression("--sync", "--resource"),
-    "article3-resume": lambda: regression("--article", "3", "--rate", "0.05", resume=True),
+    "article3-resume": lambda: regression("--article", "3", "--rate", "0.01", resume=True),
     "mixed-async": lambda: regression(alien=("worker",)),
     "mixed-sync": lambda: regression("--sync", alien=("worker",)),
-    "mixed-article3": lambda: regression("--article", "3", "--rate", "0.05", alien=("worker",)),
+    "mixed-article3": lambda: regression("--article", "3", "--rate", "0.01", alien=("worker",)),
     "vanished-client": cancelled_by_its_client,
     "killed-task": killed_task,
     "many-clients": many_clients,
