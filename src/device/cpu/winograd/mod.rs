@@ -3,7 +3,7 @@
 //! The output is cut into tiles of 4x4. A tile of it needs `P x P` values of the input, `P` = 8 or 6; at `P x P` points the
 //! convolution of a tile is a plain product of the transformed tile with the transformed filter, summed over channels. So the
 //! work is `P * P` matrix products `[tiles x in_channels] * [in_channels x out_channels]`, with a quarter of the
-//! multiplications, at a few times the rounding error (`tests/kernels.rs` holds the bounds). With few input channels the products
+//! multiplications, at a few times the rounding error (bounds: `tests/kernels/convolutions.rs`). With few input channels the products
 //! are too short for matrices in memory, and `thin/` keeps them in registers.
 
 mod filter_grad;
