@@ -153,6 +153,43 @@ fn a_convolution_below_a_pool_is_not_kept() {
     }
 }
 
+/// Op::LrnPool and Op::LrnPoolGrad: a normalisation of a relu's output of which only the maxima are used, with windows that overlap,
+/// reach over the border or leave some values out; where something else reads the values too, they stay.
+#[test]
+fn a_normalisation_below_a_pool_is_not_kept() {
+    let shapes = [vec![9, 9, 7, 21]];
+    for (kernel, stride) in [(3, 2), (2, 2), (2, 3)] {
+        let pool = window(&shapes[0], &[kernel, kernel], stride, Padding::Same);
+        let chain = |second: Option<f32>| {
+            move |b: &mut Builder<'_>, inputs: &[NodeId], _: NodeId| {
+                let out = b.relu(inputs[0])?;
+                let normal = b.op(Op::Lrn(LRN), &[out])?;
+                let maxima = b.op(Op::MaxPool(pool), &[normal])?;
+                let Some(factor) = second else { return Ok(maxima) };
+                let other = b.op(Op::Scale(factor), &[normal])?;
+                let other = b.op(Op::MaxPool(pool), &[other])?;
+                b.op(Op::Add, &[maxima, other])
+            }
+        };
+        for threads in [1, 3] {
+            let device = CpuDevice::with_isa(0, threads, Isa::detect()).unwrap();
+            let lower = |fusions| Case::lowered(&device, fusions, &shapes, &[], &chain(None));
+            let (mut fused, mut apart) = (lower(Fusions::Backward), lower(Fusions::Forward));
+            let steps = |case: &Case| -> Vec<&str> {
+                case.program.program().steps.iter().map(|step| step.op.name()).collect()
+            };
+            for name in ["FusedLRNMaxPool", "FusedLRNMaxPoolGrad"] {
+                assert!(steps(&fused).contains(&name), "{:?}", steps(&fused));
+            }
+            assert!(!steps(&fused).contains(&"LRN"), "{:?}", steps(&fused));
+            assert_eq!(fused.run(), apart.run(), "{kernel} {stride}");
+            assert_eq!(fused.gradient(0), apart.gradient(0), "{kernel} {stride}");
+            let both = Case::lowered(&device, Fusions::Backward, &shapes, &[], &chain(Some(0.5)));
+            assert!(steps(&both).contains(&"LRN"), "{:?}", steps(&both));
+        }
+    }
+}
+
 /// Op::AddScaled: the sum of a gradient and a weight decay.
 #[test]
 fn scaled_sums_are_one_step() {

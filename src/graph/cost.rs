@@ -1,6 +1,6 @@
 //! What a step of a program costs, nominally.
 
-use super::{Op, Step};
+use super::{LrnParams, Op, Step};
 
 impl Step {
     /// Floating-point operations: two for each tap of a convolution, padding included, and each term of a product; those of the
@@ -11,6 +11,8 @@ impl Step {
         let out = self.shape.elements() as f64;
         // Terms of an element of the convolution's output: the filter, but for the channels that go out.
         let taps = |filter: f64, channels: usize| filter / channels.max(1) as f64;
+        let lrn = |p: &LrnParams| (2 * p.radius + 1 + 6) as f64;
+        let lrn_grad = |p: &LrnParams| (2 * (2 * p.radius + 1) + 12) as f64;
         match &self.op {
             Op::Conv2d(_) | Op::Conv2dBias { .. } => {
                 2.0 * out * taps(elements(1), self.shape.last_dim())
@@ -32,8 +34,12 @@ impl Step {
             }
             Op::MatMulBias { .. } => 2.0 * out * self.inputs[0].1[1] as f64,
             Op::MaxPool(w) | Op::AvgPool(w) => out * (w.kernel[0] * w.kernel[1]) as f64,
-            Op::Lrn(p) => out * (2 * p.radius + 1 + 6) as f64,
-            Op::LrnGrad(p) | Op::LrnReluGrad(p) => out * (2 * (2 * p.radius + 1) + 12) as f64,
+            Op::Lrn(p) => out * lrn(p),
+            Op::LrnGrad(p) | Op::LrnReluGrad(p) => out * lrn_grad(p),
+            Op::LrnPool { lrn: p, pool } => {
+                elements(0) * lrn(p) + out * (pool.kernel[0] * pool.kernel[1]) as f64
+            }
+            Op::LrnPoolGrad { lrn: p, .. } => out * (lrn_grad(p) + 1.0),
             _ => self.inputs.iter().map(|(_, shape)| shape.elements() as f64).fold(out, f64::max),
         }
     }

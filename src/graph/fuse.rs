@@ -16,7 +16,7 @@ pub enum Fusions {
 pub(super) type Plan = Vec<Option<(Op, Vec<NodeId>)>>;
 
 /// Rewrites the plan in place. `uses` counts the readers of every node; a node that is also `kept` (fetched,
-/// or a gradient) must exist as itself. Returns the nodes of [`Op::Conv2dPool`], each with the node that stands for its winners.
+/// or a gradient) must exist as itself. Returns the nodes that note winners, each with the node that stands for these.
 pub(super) fn fuse(
     graph: &Graph,
     plan: &mut Plan,
@@ -39,40 +39,54 @@ pub(super) fn fuse(
     }
     let mut pools = Vec::new();
     for (id, _) in graph.nodes().filter(|_| fusions >= Fusions::Backward) {
-        if let Some(pool) = below_pool(plan, id, &uses, kept) {
-            pools.push(pool);
-        }
+        pools.extend(below_pool(plan, id, &uses, kept));
     }
     pools
 }
 
-/// The gradient by the filter of a convolution of which only the maxima are used needs to know where they were, not what else there
-/// was: the convolution, its relu and the pool become one, and so do the pool's gradient and the filter's.
+/// The gradient of what is below a pool, of which only the maxima are used, needs to know where they were, not what else there
+/// was: a convolution or a normalisation and the pool become one, and so do the pool's gradient and the one below.
 fn below_pool(
     plan: &mut Plan,
     id: NodeId,
     uses: &[usize],
     kept: &[bool],
 ) -> Option<(NodeId, NodeId)> {
-    let only = |id: NodeId, readers| uses[id.0] == readers && !kept[id.0];
-    let (Op::Conv2dFilterGrad(window), inputs) = plan[id.0].as_ref()? else { return None };
-    let (window, x, spread) = (*window, inputs[0], inputs[1]);
-    let (Op::MaxPoolReluGrad(pool), operands) = plan[spread.0].as_ref()? else { return None };
-    let (pool, relu, maxima, dy) = (*pool, operands[0], operands[1], operands[2]);
-    let (Op::Conv2dBias { window: own, relu: true }, operands) = plan[relu.0].as_ref()? else {
-        return None;
+    let (grad, inputs) = plan[id.0].as_ref()?;
+    let &[x, spread] = &inputs[..] else { return None };
+    let (spread_op, operands) = plan[spread.0].as_ref()?;
+    let &[below, maxima, dy] = &operands[..] else { return None };
+    let (below_op, operands) = plan[below.0].as_ref()?;
+    let (forward, backward, pool) = match (grad, spread_op, below_op) {
+        (
+            Op::Conv2dFilterGrad(window),
+            Op::MaxPoolReluGrad(pool),
+            Op::Conv2dBias { window: own, relu: true },
+        ) if own == window => {
+            let (window, pool) = (*window, *pool);
+            (Op::Conv2dPool { window, pool }, Op::Conv2dPoolFilterGrad { window, pool }, pool)
+        }
+        (Op::LrnReluGrad(params), Op::MaxPoolGrad(pool), Op::Lrn(own))
+            if own == params && operands[0] == x =>
+        {
+            let (lrn, pool) = (*params, *pool);
+            (Op::LrnPool { lrn, pool }, Op::LrnPoolGrad { lrn, pool }, pool)
+        }
+        _ => return None,
     };
-    let read = matches!(&plan[maxima.0], Some((Op::MaxPool(w), of)) if *w == pool && of[0] == relu);
+    let only = |id: NodeId, readers| uses[id.0] == readers && !kept[id.0];
+    let read =
+        matches!(&plan[maxima.0], Some((Op::MaxPool(w), of)) if *w == pool && of[0] == below);
     let told_apart = pool.kernel[0] * pool.kernel[1] <= 256;
-    // The relu is read by the pool and its gradient alone.
-    if !(read && told_apart && *own == window && only(spread, 1) && only(relu, 2)) {
+    // What is below is read by the pool and its gradient alone.
+    if !(read && told_apart && only(spread, 1) && only(below, 2)) {
         return None;
     }
-    plan[maxima.0] = Some((Op::Conv2dPool { window, pool }, operands.clone()));
-    plan[id.0] = Some((Op::Conv2dPoolFilterGrad { window, pool }, vec![x, relu, maxima, dy]));
+    plan[maxima.0] = Some((forward, operands.clone()));
+    plan[id.0] = Some((backward, vec![x, below, maxima, dy]));
     plan[spread.0] = None;
-    plan[relu.0] = None;
-    Some((maxima, relu))
+    plan[below.0] = None;
+    Some((maxima, below))
 }
 
 /// Takes one reader from each of `nodes`; what has no reader then is not computed.

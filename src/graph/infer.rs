@@ -65,7 +65,7 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
             equal("channels of dy modulo those of x", co % ci.max(1), "expected", 0)?;
             Ok([window.kernel[0], window.kernel[1], ci, co / ci.max(1)].into())
         }
-        Op::MaxPool(window) | Op::AvgPool(window) => {
+        Op::MaxPool(window) | Op::AvgPool(window) | Op::LrnPool { pool: window, .. } => {
             let [n, c] = input_of(window, inputs[0])?;
             Ok([n, window.output[0], window.output[1], c].into())
         }
@@ -73,6 +73,13 @@ pub fn infer(op: &Op, inputs: &[&Shape]) -> Result<Shape, String> {
             let [n, c] = input_of(window, inputs[0])?;
             same(inputs[1], inputs[2])?;
             let [m, d] = output_of(window, inputs[2])?;
+            equal("batch of x", n, "of dy", m)?;
+            equal("channels of x", c, "of dy", d)?;
+            Ok(inputs[0].clone())
+        }
+        Op::LrnPoolGrad { pool, .. } => {
+            same(inputs[2], inputs[3])?;
+            let ([n, c], [m, d]) = (input_of(pool, inputs[0])?, output_of(pool, inputs[3])?);
             equal("batch of x", n, "of dy", m)?;
             equal("channels of x", c, "of dy", d)?;
             Ok(inputs[0].clone())
@@ -163,6 +170,7 @@ fn arity(op: &Op) -> usize {
         | Op::Sum
         | Op::Broadcast(_)
         | Op::Reshape(_)
+        | Op::LrnPool { .. }
         | Op::Slice { .. } => 1,
         Op::MatMul { .. }
         | Op::Conv2d(_)
@@ -189,7 +197,7 @@ fn arity(op: &Op) -> usize {
         | Op::Conv2dBias { .. }
         | Op::Conv2dPool { .. }
         | Op::MatMulBias { .. } => 3,
-        Op::BatchNorm { .. } | Op::Conv2dPoolFilterGrad { .. } => 4,
+        Op::BatchNorm { .. } | Op::Conv2dPoolFilterGrad { .. } | Op::LrnPoolGrad { .. } => 4,
         Op::BatchNormInputGrad { .. } => 5,
     }
 }

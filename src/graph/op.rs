@@ -155,6 +155,22 @@ pub enum Op {
         /// As in [`Op::MaxPool`].
         pool: Window,
     },
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x]`: the maxima of the normalised output `x` of a relu; the
+    /// values between are not kept. [`Step::winners`](super::Step) is where it notes who won.
+    LrnPool {
+        /// As in [`Op::Lrn`].
+        lrn: LrnParams,
+        /// As in [`Op::MaxPool`].
+        pool: Window,
+    },
+    /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[x, winners, y, dy]`: gradient of [`Op::LrnPool`], whose
+    /// output is `y`, through the relu below it. The winners have the shape of the normalisation that they stand for.
+    LrnPoolGrad {
+        /// As in [`Op::Lrn`].
+        lrn: LrnParams,
+        /// As in [`Op::MaxPool`].
+        pool: Window,
+    },
     /// Made by lowering for [`Fusions::Backward`](super::Fusions) only. `[dy, y]`: the sum over all rows of `dy` where `y` is
     /// positive.
     BiasReluGrad,
@@ -209,6 +225,8 @@ impl Op {
             Op::LrnReluGrad(_) => "FusedLRNGrad",
             Op::Conv2dPool { .. } => "FusedConv2DMaxPool",
             Op::Conv2dPoolFilterGrad { .. } => "FusedConv2DMaxPoolBackpropFilter",
+            Op::LrnPool { .. } => "FusedLRNMaxPool",
+            Op::LrnPoolGrad { .. } => "FusedLRNMaxPoolGrad",
             Op::BiasReluGrad => "FusedBiasAddGrad",
         }
     }

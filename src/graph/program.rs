@@ -44,7 +44,7 @@ pub struct Step {
     pub output: View,
     /// Extents of the output.
     pub shape: Shape,
-    /// Where [`Op::Conv2dPool`] notes, a byte each, which tap of its window each maximum was; apart from all else.
+    /// Where [`Op::Conv2dPool`] or [`Op::LrnPool`] notes, a byte each, which tap of its window each maximum was; apart from all else.
     pub winners: Option<View>,
 }
 

@@ -89,9 +89,10 @@ impl Ctx {
         if self.threads > 1 && len > 2 * GRAIN { GRAIN.div_ceil(row) * row } else { len.max(row) }
     }
 
-    /// Into how many runs `n` pictures are split: some more than threads, so that they end together.
+    /// Into how many runs `n` pictures are split: some more than threads, so that they end together, but few, as each has its own
+    /// scratch memory to bring into the caches.
     pub(crate) fn groups(self, n: usize) -> usize {
-        let wanted = if self.threads > 1 { (4 * self.threads).min(n).max(1) } else { 1 };
+        let wanted = if self.threads > 1 { (2 * self.threads).min(n).max(1) } else { 1 };
         n.div_ceil(n.div_ceil(wanted).max(1)).max(1)
     }
 }

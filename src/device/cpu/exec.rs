@@ -286,6 +286,10 @@ fn scratch_len(ctx: Ctx, products: Products, step: &Step) -> usize {
         Op::Conv2dPool { window, pool } => {
             products.forward_pool_scratch(ctx, &conv(window, x, y), pool)
         }
+        Op::LrnPool { pool, .. } => norm::lrn_pool_scratch(ctx, pool, x[0], channels),
+        Op::LrnPoolGrad { pool, .. } => {
+            norm::lrn_pool_grad_scratch(ctx, x[0], &unpool(pool, x, &[], &[], &[]))
+        }
         Op::DepthwiseConv2dFilterGrad(w) => depthwise::filter_grad_scratch(&depthwise(w, x, y)),
         &Op::MatMul { transpose_a, transpose_b } => {
             products.matmul_scratch(ctx, &product(x, y, transpose_a, transpose_b))
@@ -371,6 +375,13 @@ fn execute(
         Op::LrnGrad(p) | Op::LrnReluGrad(p) => {
             let relu = matches!(step.op, Op::LrnReluGrad(_));
             norm::lrn_grad(ctx, p, shape(0).last_dim(), relu, a, b, out);
+        }
+        Op::LrnPool { lrn, pool } => {
+            norm::lrn_pool(ctx, lrn, pool, shape(0).last_dim(), a, out, winners, scratch);
+        }
+        Op::LrnPoolGrad { lrn, pool } => {
+            let dy = unpool(pool, shape(0), b, c, d);
+            norm::lrn_pool_grad(ctx, lrn, a, dy, out, scratch);
         }
         Op::Moments => norm::moments(ctx, a, out, scratch),
         &Op::BatchNorm { epsilon } => norm::batch_norm(ctx, epsilon, a, b, c, d, out, scratch),

@@ -1,11 +1,16 @@
 //! Matrix products.
 
+use std::ops::Range;
+
 use super::pack::{pack_columns, pack_rows};
 use super::tile::Band;
 use super::{Ctx, Epilogue};
 
 /// Floats of a packed block of the right operand: 16 KiB, half of a first-level cache.
 const BLOCK: usize = 4096;
+
+/// Rows and columns of the result that are finished before others begin: with 256 terms of `a` half a megabyte at most.
+const SIDE: usize = 256;
 
 /// `out[m][n] = a[m][k] * b[k][n]`, all row-major and dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,12 @@ fn split(ctx: Ctx, p: &Matmul) -> (usize, usize) {
     let panels = p.n.div_ceil(ctx.isa.panel());
     let across = panels.min(2 * ctx.threads).max(1);
     (ctx.threads.div_ceil(across).min(p.m.div_ceil(12)).max(1), across)
+}
+
+/// Cuts a range into runs of `len`, the last one shorter: where each begins, and how long it is.
+fn runs(of: Range<usize>, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let end = of.end;
+    of.step_by(len).map(move |at| (at, len.min(end - at)))
 }
 
 /// Floats of scratch memory that [`matmul`] needs.
@@ -75,37 +86,42 @@ pub fn matmul(
     let shared = &shared;
     ctx.each(down * across, [], [(scratch, BLOCK)], |part, [], [block]| {
         let (i, j) = (part / across, part % across);
-        let (top, bottom) = (m * i / down, m * (i + 1) / down);
-        for column in (panels * j / across..panels * (j + 1) / across).map(|v| v * panel) {
-            let columns = panel.min(n - column);
-            for k0 in (0..k).step_by(depth) {
-                let terms = depth.min(k - k0);
-                let block = &mut block[..terms * panel];
-                if trans_b {
-                    pack_columns(ctx.isa, panel, &b[column * k + k0..], k, columns, block);
-                } else {
-                    pack_rows(ctx.isa, panel, &b[k0 * n + column..], n, columns, block);
+        // A part of `a` and one of the result stay in the second-level cache while the panels go by.
+        for (row, rows) in runs(m * i / down..m * (i + 1) / down, SIDE) {
+            for (first, count) in runs(panels * j / across..panels * (j + 1) / across, SIDE / panel)
+            {
+                for (k0, terms) in runs(0..k, depth) {
+                    let block = &mut block[..terms * panel];
+                    for column in (first..first + count).map(|at| at * panel) {
+                        let columns = panel.min(n - column);
+                        if trans_b {
+                            let from = &b[column * k + k0..];
+                            pack_columns(ctx.isa, panel, from, k, columns, block);
+                        } else {
+                            pack_rows(ctx.isa, panel, &b[k0 * n + column..], n, columns, block);
+                        }
+                        let (from, row_step, step) =
+                            if trans_a { (k0 * m + row, 1, m) } else { (row * k + k0, k, 1) };
+                        let last = k0 + terms == k;
+                        let band = Band {
+                            a: &a[from..],
+                            row: row_step,
+                            step,
+                            a_outer: 0,
+                            b: block,
+                            b_outer: 0,
+                            inner: terms,
+                            outer: 1,
+                            rows,
+                            columns,
+                            out_row: n,
+                            accumulate: k0 > 0,
+                            epilogue: if last { epilogue.from(column) } else { Epilogue::None },
+                        };
+                        // SAFETY: these rows of these columns lie in `out`, and no other part has them.
+                        unsafe { band.run_raw(ctx.isa, shared.0.add(row * n + column)) };
+                    }
                 }
-                let last = k0 + terms == k;
-                let (first, row, step) =
-                    if trans_a { (k0 * m + top, 1, m) } else { (top * k + k0, k, 1) };
-                let band = Band {
-                    a: &a[first..],
-                    row,
-                    step,
-                    a_outer: 0,
-                    b: block,
-                    b_outer: 0,
-                    inner: terms,
-                    outer: 1,
-                    rows: bottom - top,
-                    columns,
-                    out_row: n,
-                    accumulate: k0 > 0,
-                    epilogue: if last { epilogue.from(column) } else { Epilogue::None },
-                };
-                // SAFETY: rows top..bottom of these columns lie in `out`, and no other part has them.
-                unsafe { band.run_raw(ctx.isa, shared.0.add(top * n + column)) };
             }
         }
     });

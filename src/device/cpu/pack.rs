@@ -1,6 +1,6 @@
 //! Packing the right operand of a product into panels.
 
-use super::simd::multiversion;
+use super::simd::{MAX_LANES, multiversion};
 
 multiversion! {
     /// Packs rows `0..rows` and columns `0..columns` of a row-major matrix with row distance `stride` into a panel:
@@ -29,19 +29,28 @@ fn fixed<const N: usize>(from: &[f32], stride: usize, to: &mut [f32]) {
 
 multiversion! {
     /// Packs the transpose: row `k` of the panel is column `k` of rows `0..columns` of `from`.
-    pub(crate) fn pack_columns(panel: usize, from: &[f32], stride: usize, columns: usize, to: &mut [f32]) {
+    pub(crate) fn pack_columns<V>(panel: usize, from: &[f32], stride: usize, columns: usize, to: &mut [f32]) {
         let rows = to.len() / panel;
-        let (blocks, wide) = (rows / 8 * 8, columns / 8 * 8);
-        for k in (0..blocks).step_by(8) {
-            for j in (0..wide).step_by(8) {
-                let mut block = [[0.0f32; 8]; 8];
-                for (i, row) in block.iter_mut().enumerate() {
-                    row.copy_from_slice(&from[(j + i) * stride + k..][..8]);
-                }
-                for i in 0..8 {
-                    let out = &mut to[(k + i) * panel + j..][..8];
-                    for (o, row) in out.iter_mut().zip(&block) {
-                        *o = row[i];
+        let [blocks, wide] = [rows, columns].map(|n| n / V::LANES * V::LANES);
+        for k in (0..blocks).step_by(V::LANES) {
+            for j in (0..wide).step_by(V::LANES) {
+                // SAFETY: this copy is compiled for `V`; slices check the bounds.
+                unsafe {
+                    let mut block = [V::zero(); MAX_LANES];
+                    for (i, row) in block[..V::LANES].iter_mut().enumerate() {
+                        *row = V::load(from[(j + i) * stride + k..][..V::LANES].as_ptr());
+                    }
+                    // Each turn takes the highest bit of a row's number for the lowest of the column's, and so on.
+                    for _ in 0..V::LANES.ilog2() {
+                        let old = block;
+                        for i in 0..V::LANES / 2 {
+                            [block[2 * i], block[2 * i + 1]] =
+                                V::interleave(old[i], old[i + V::LANES / 2]);
+                        }
+                    }
+                    for (i, column) in block[..V::LANES].iter().enumerate() {
+                        let to = &mut to[(k + i) * panel + j..][..V::LANES];
+                        V::store(*column, to.as_mut_ptr());
                     }
                 }
             }

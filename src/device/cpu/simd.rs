@@ -137,6 +137,9 @@ pub(crate) unsafe trait Vector: Copy {
     /// `x^(-1/4)` to a thirtieth, for positive `x`: minus a quarter of the exponent, by arithmetic on the bits.
     unsafe fn inverse_fourth_root_guess(x: Self) -> Self;
 
+    /// The lanes of both in turns: of their first halves, and of their second ones.
+    unsafe fn interleave(a: Self, b: Self) -> [Self; 2];
+
     /// Up to `LANES` values, zeros after them.
     #[inline(always)]
     unsafe fn load_part(x: &[f32]) -> Self {
@@ -248,6 +251,10 @@ unsafe impl Vector for [f32; 8] {
     unsafe fn inverse_fourth_root_guess(x: Self) -> Self {
         x.map(|x| f32::from_bits(FOURTH_ROOT.wrapping_sub(x.to_bits() >> 2)))
     }
+    #[inline(always)]
+    unsafe fn interleave(a: Self, b: Self) -> [Self; 2] {
+        [0, 4].map(|first| std::array::from_fn(|i| [a, b][i % 2][first + i / 2]))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -287,6 +294,10 @@ x86_vector!(__m256, lanes 8, rows 6, [
         x86::_mm256_set1_epi32(FOURTH_ROOT as i32),
         x86::_mm256_srli_epi32::<2>(x86::_mm256_castps_si256(x)),
     ));
+    interleave(a: Self, b: Self) -> [Self; 2] = {
+        let (low, high) = (x86::_mm256_unpacklo_ps(a, b), x86::_mm256_unpackhi_ps(a, b));
+        [x86::_mm256_permute2f128_ps::<0x20>(low, high), x86::_mm256_permute2f128_ps::<0x31>(low, high)]
+    };
 ]);
 
 #[cfg(target_arch = "x86_64")]
@@ -308,6 +319,11 @@ x86_vector!(__m512, lanes 16, rows 12, [
         x86::_mm512_set1_epi32(FOURTH_ROOT as i32),
         x86::_mm512_srli_epi32::<2>(x86::_mm512_castps_si512(x)),
     ));
+    interleave(a: Self, b: Self) -> [Self; 2] = {
+        let first = x86::_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let second = x86::_mm512_add_epi32(first, x86::_mm512_set1_epi32(8));
+        [x86::_mm512_permutex2var_ps(a, first, b), x86::_mm512_permutex2var_ps(a, second, b)]
+    };
 ]);
 
 /// Compiles a function once per instruction set; the result takes an [`Isa`] as its first argument.

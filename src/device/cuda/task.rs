@@ -143,7 +143,11 @@ impl Task {
             Op::AddScaled(factor) => Task::AddScaled(*factor),
             Op::MaxPoolReluGrad(window) => Task::MaxPoolGrad { window: *window, relu: true },
             Op::LrnReluGrad(params) => Task::LrnGrad { params: *params, relu: true },
-            Op::Conv2dPool { .. } | Op::Conv2dPoolFilterGrad { .. } | Op::BiasReluGrad => {
+            Op::Conv2dPool { .. }
+            | Op::Conv2dPoolFilterGrad { .. }
+            | Op::LrnPool { .. }
+            | Op::LrnPoolGrad { .. }
+            | Op::BiasReluGrad => {
                 unreachable!("lowering makes these for devices that ask for them, and GPUs do not")
             }
         })

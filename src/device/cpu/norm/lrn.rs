@@ -52,7 +52,7 @@ impl LrnParams {
     }
 
     /// The radius that matters for a row of `channels`.
-    fn reach(&self, channels: usize, len: usize) -> usize {
+    pub(super) fn reach(&self, channels: usize, len: usize) -> usize {
         let reach = self.radius.min(channels);
         assert!(reach <= MAX_RADIUS, "{self:?} reaches further than {MAX_RADIUS} channels");
         assert!(
@@ -112,7 +112,7 @@ fn whole<V: Vector>(channels: usize) -> bool {
 }
 
 multiversion! {
-    fn lrn_rows<V>(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
+    pub(super) fn lrn_rows<V>(p: &LrnParams, reach: usize, channels: usize, x: &[f32], y: &mut [f32]) {
         // SAFETY: this copy is compiled for `V`.
         unsafe {
             if whole::<V>(channels) {
@@ -177,7 +177,7 @@ unsafe fn lrn_blocks<V: Vector, const ALL: bool>(
 }
 
 multiversion! {
-    fn lrn_grad_rows<V>(p: &LrnParams, reach: usize, channels: usize, relu: bool, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    pub(super) fn lrn_grad_rows<V>(p: &LrnParams, reach: usize, channels: usize, relu: bool, x: &[f32], dy: &[f32], dx: &mut [f32]) {
         // SAFETY: this copy is compiled for `V`.
         unsafe {
             if whole::<V>(channels) {

@@ -1,8 +1,10 @@
-//! Batch normalisation; local response normalisation is in `lrn.rs`.
+//! Batch normalisation; local response normalisation is in `lrn.rs`, with a pool above it in `pooled.rs`.
 
 mod lrn;
+mod pooled;
 
 pub use self::lrn::{MAX_RADIUS, lrn, lrn_grad};
+pub use self::pooled::{lrn_pool, lrn_pool_grad, lrn_pool_grad_scratch, lrn_pool_scratch};
 
 use super::Ctx;
 use super::reduce::{CHUNKS, column_sums, row_chunks, tree_sum};

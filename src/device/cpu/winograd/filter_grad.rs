@@ -70,7 +70,7 @@ impl FilterGrad {
         for (row, tile) in (first..last).enumerate() {
             let (start, needed) = t.needed(tile);
             let to = (&mut data[row * ins..], &points);
-            transform(ctx.isa, (Map::Data, t.taps), (&x[start..], &needed), to, Epilogue::None);
+            transform(ctx.isa, (Map::Data, t.taps), (&x[start..], &needed), to);
             let (start, covered) = t.covered(tile);
             for first in (0..t.target.channels).step_by(panel) {
                 let channels = panel.min(t.target.channels - first);
@@ -79,7 +79,7 @@ impl FilterGrad {
                 let to = &mut grads[first * piece + row * panel..];
                 let target = full(t.side(), grad_slot, padded);
                 let from = (&dy[start + first..], &source);
-                transform(ctx.isa, (Map::Gradient, t.taps), from, (to, &target), Epilogue::None);
+                transform(ctx.isa, (Map::Gradient, t.taps), from, (to, &target));
             }
         }
         if last - first < piece {
@@ -159,7 +159,7 @@ pub(super) fn filter_grad(
         // SAFETY: `dw` has a row of this channel for every tap, and nobody else writes it.
         unsafe {
             let to = (shared.0.add(channel * conv.out_channels), &target);
-            transform_raw(ctx.isa, (Map::FilterGradient, t.taps), from, to, Epilogue::None);
+            transform_raw(ctx.isa, (Map::FilterGradient, t.taps), from, to);
         }
     });
 }

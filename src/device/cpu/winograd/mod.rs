@@ -7,6 +7,7 @@
 //! are too short for matrices in memory, and `thin/` keeps them in registers.
 
 mod filter_grad;
+mod line;
 mod thin;
 mod transform;
 
@@ -236,7 +237,7 @@ impl Pass {
             let row = t.source.channels * ctx.isa.panel();
             let (from, target) = (full(t.taps, row, row), full(t.side(), row, row));
             let map = (Map::Filter, t.taps);
-            transform(ctx.isa, map, (plain, &from), (to, &target), Epilogue::None);
+            transform(ctx.isa, map, (plain, &from), (to, &target));
         });
         let filter = &*filter;
         let groups = ctx.groups(self.pictures);
@@ -270,7 +271,7 @@ impl Pass {
             let (start, needed) = t.needed(first + row);
             let to = &mut work[slot + row * ins..];
             let map = (Map::Data, t.taps);
-            transform(ctx.isa, map, (&x[start..], &needed), (to, &data), Epilogue::None);
+            transform(ctx.isa, map, (&x[start..], &needed), (to, &data));
         }
         let terms = t.source.channels;
         for point in 0..t.points() {
@@ -299,8 +300,8 @@ impl Pass {
         for row in 0..rows {
             let (start, covered) = t.covered(first + row);
             let from = &work[row * outs..];
-            let map = (Map::Result, t.taps);
-            transform(ctx.isa, map, (from, &result), (&mut y[start..], &covered), epilogue);
+            let map = (Map::Result(epilogue), t.taps);
+            transform(ctx.isa, map, (from, &result), (&mut y[start..], &covered));
         }
     }
 }

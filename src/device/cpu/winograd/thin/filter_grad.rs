@@ -1,14 +1,15 @@
 //! The filter gradient: every point's products of tiles are added to sums in the first-level cache.
 
-use super::super::transform::{Evaluate, Grid, Line, Map, Points, transform};
+use super::super::line::{Evaluate, Line, Points};
+use super::super::transform::{Grid, Map, transform};
 use super::super::{TILE, full};
 use super::{TOGETHER, Thin, by_size, together};
+use crate::device::cpu::Ctx;
 use crate::device::cpu::conv::{Conv, chunks};
 use crate::device::cpu::maxima::Channels;
 use crate::device::cpu::reduce::tree_sum;
 use crate::device::cpu::simd::{Vector, multiversion};
 use crate::device::cpu::unpool::OutputGrad;
-use crate::device::cpu::{Ctx, Epilogue};
 
 /// Floats of the sums of a chunk of pictures, and of its memory beside them and its gradient.
 fn sizes(thin: &Thin, dy: &OutputGrad<'_>) -> [usize; 3] {
@@ -74,7 +75,7 @@ fn finish(ctx: Ctx, thin: &Thin, vector: usize, sums: &[f32], to: &mut [f32]) {
     for channel in 0..ins {
         let from = (&sums[channel * lanes..], &Grid { channels: lanes, ..source.clone() });
         let to = (&mut to[channel * outs + first..], &target);
-        transform(ctx.isa, (Map::FilterGradient, t.taps), from, to, Epilogue::None);
+        transform(ctx.isa, (Map::FilterGradient, t.taps), from, to);
     }
 }
 

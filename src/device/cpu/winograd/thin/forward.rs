@@ -1,6 +1,7 @@
 //! The convolution itself, by itself and below a pool.
 
-use super::super::transform::{Combine, Grid, Line, Map, Points, transform};
+use super::super::line::{Combine, Line, Points};
+use super::super::transform::{Grid, Map, transform};
 use super::super::{TILE, full};
 use super::{TOGETHER, Thin, by_size, together};
 use crate::device::cpu::conv::Conv;
@@ -21,7 +22,7 @@ fn filter_points<'a>(ctx: Ctx, thin: &Thin, filter: &[f32], to: &'a mut [f32]) -
         for channel in 0..ins {
             let from = (&filter[channel * outs + first..], &source);
             let to = (&mut to[channel * lanes..], &target);
-            transform(ctx.isa, (Map::Filter, t.taps), from, to, Epilogue::None);
+            transform(ctx.isa, (Map::Filter, t.taps), from, to);
         }
     });
     to

@@ -10,7 +10,7 @@ mod forward;
 pub(super) use self::filter_grad::{filter_grad, filter_grad_scratch};
 pub(super) use self::forward::{forward, forward_pool, forward_pool_scratch, forward_scratch};
 
-use super::transform::{Data, Line};
+use super::line::{Data, Line};
 use super::{TILE, Tiling};
 use crate::device::cpu::Ctx;
 use crate::device::cpu::conv::Conv;
