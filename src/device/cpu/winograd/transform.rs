@@ -149,7 +149,7 @@ unsafe fn columns<V: Vector, F: Line<V, A, B>, const A: usize, const B: usize>(
     half: &mut [[V; A]; B],
 ) {
     // Rows that do not exist are read here: the loops below then know no exceptions.
-    const ZEROS: [f32; MAX_LANES] = [0.0; MAX_LANES];
+    static ZEROS: [f32; MAX_LANES] = [0.0; MAX_LANES];
     let first = from.wrapping_add(source.columns.start * source.column);
     let mut at: [*const f32; A] = std::array::from_fn(|y| match source.rows.contains(&y) {
         true => first.wrapping_add(y * source.row),
