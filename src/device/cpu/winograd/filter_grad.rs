@@ -8,10 +8,8 @@ use crate::device::cpu::{Ctx, Epilogue};
 
 /// Floats of transformed tiles in a block: the sums want long runs of tiles.
 const BLOCK: usize = 1_000_000;
-/// Pieces of a block.
-const PIECES: usize = 16;
 
-/// A block of tiles is transformed in [`PIECES`]; in each, data are `[point][tile][channel]` and gradients
+/// A block of tiles is transformed in pieces; in each, data are `[point][tile][channel]` and gradients
 /// `[point][panel][tile][panel]`. Then every point adds the block's products to its sums.
 struct FilterGrad {
     tiling: Tiling,
@@ -25,11 +23,17 @@ impl FilterGrad {
         Self { tiling, tiles: conv.n * tiling.tiles() }
     }
 
+    /// Pieces of a block: few, as the loop over the tiles of one should be long.
+    fn pieces(&self, ctx: Ctx) -> usize {
+        (2 * ctx.threads).min(32)
+    }
+
     /// Tiles per piece.
-    fn piece(&self) -> usize {
+    fn piece(&self, ctx: Ctx) -> usize {
         let channels = self.tiling.source.channels + self.tiling.target.channels;
         let fit = BLOCK / (self.tiling.points() * channels);
-        (fit / PIECES).clamp(4, 32).min(self.tiles.div_ceil(PIECES).max(1))
+        let pieces = self.pieces(ctx);
+        (fit / pieces).clamp(4, 128).min(self.tiles.div_ceil(pieces)).max(1)
     }
 
     /// Channels of a row of gradients: whole panels.
@@ -40,20 +44,20 @@ impl FilterGrad {
     /// Distance between points in the data and in the gradients of a piece.
     fn slots(&self, ctx: Ctx) -> [usize; 2] {
         let [ins, _] = self.tiling.padded(ctx);
-        [ins, self.outs(ctx)].map(|channels| self.piece() * channels + SHIFT)
+        [ins, self.outs(ctx)].map(|channels| self.piece(ctx) * channels + SHIFT)
     }
 
-    /// Floats of the sums of a point.
+    /// Distance between points in the sums.
     fn sums(&self, ctx: Ctx) -> usize {
-        self.tiling.source.channels * self.tiling.padded(ctx)[1]
+        self.tiling.source.channels * self.tiling.padded(ctx)[1] + SHIFT
     }
 
     fn scratch(&self, ctx: Ctx) -> usize {
-        let pieces = self.slots(ctx).map(|slot| PIECES * slot).iter().sum::<usize>();
+        let pieces = self.slots(ctx).map(|slot| self.pieces(ctx) * slot).iter().sum::<usize>();
         self.tiling.points() * (self.sums(ctx) + pieces)
     }
 
-    /// Transforms tiles `first..last` of a piece; those that it has no more are zeros.
+    /// Transforms tiles `first..last` of a piece.
     fn transform(
         &self,
         ctx: Ctx,
@@ -63,7 +67,7 @@ impl FilterGrad {
         dy: &[f32],
         to: [&mut [f32]; 2],
     ) {
-        let (t, panel, piece) = (&self.tiling, ctx.isa.panel(), self.piece());
+        let (t, panel, piece) = (&self.tiling, ctx.isa.panel(), self.piece(ctx));
         let ([ins, _], [data_slot, grad_slot]) = (t.padded(ctx), self.slots(ctx));
         let [data, grads] = to;
         let points = full(t.side(), data_slot, ins);
@@ -81,17 +85,6 @@ impl FilterGrad {
                 let from = (&dy[start + first..], &source);
                 transform(ctx.isa, (Map::Gradient, t.taps), from, (to, &target));
             }
-        }
-        if last - first < piece {
-            for point in data.chunks_mut(data_slot) {
-                point[(last - first) * ins..].fill(0.0);
-            }
-            grads.chunks_mut(grad_slot).for_each(|point| {
-                for panels in point.chunks_mut(piece * panel) {
-                    let filled = ((last - first) * panel).min(panels.len());
-                    panels[filled..].fill(0.0);
-                }
-            });
         }
     }
 }
@@ -116,37 +109,44 @@ pub(super) fn filter_grad(
     scratch: &mut [f32],
 ) {
     let grad = FilterGrad::of(conv);
-    let (t, panel, piece) = (&grad.tiling, ctx.isa.panel(), grad.piece());
+    let (t, panel, piece) = (&grad.tiling, ctx.isa.panel(), grad.piece(ctx));
     let ([ins, outs], slots, points) = (t.padded(ctx), grad.slots(ctx), t.points());
     let [data_piece, grad_piece] = slots.map(|slot| points * slot);
     let (sums, work) = scratch[..grad.scratch(ctx)].split_at_mut(points * grad.sums(ctx));
-    let (data, grads) = work.split_at_mut(PIECES * data_piece);
-    for start in (0..grad.tiles).step_by(PIECES * piece) {
-        let pieces = (grad.tiles - start).div_ceil(piece).min(PIECES);
+    let (data, grads) = work.split_at_mut(grad.pieces(ctx) * data_piece);
+    for start in (0..grad.tiles).step_by(grad.pieces(ctx) * piece) {
+        let tiles = (grad.tiles - start).min(grad.pieces(ctx) * piece);
         let jobs = [(&mut *data, data_piece), (&mut *grads, grad_piece)];
-        ctx.each(pieces, [], jobs, |i, [], to| {
+        ctx.each(tiles.div_ceil(piece), [], jobs, |i, [], to| {
             let first = start + i * piece;
-            grad.transform(ctx, first, (first + piece).min(grad.tiles), x, dy, to);
+            grad.transform(ctx, first, (first + piece).min(start + tiles), x, dy, to);
         });
         let (data, grads) = (&*data, &*grads);
+        let (whole, rest) = (tiles / piece, tiles % piece);
         ctx.each(points, [], [(&mut *sums, grad.sums(ctx))], |point, [], [sums]| {
             for column in (0..outs).step_by(panel) {
-                let band = Band {
-                    a: &data[point * slots[0]..],
-                    row: 1,
-                    step: ins,
-                    a_outer: data_piece,
-                    b: &grads[point * slots[1] + column * piece..],
-                    b_outer: grad_piece,
-                    inner: piece,
-                    outer: pieces,
-                    rows: conv.in_channels,
-                    columns: panel.min(outs - column),
-                    out_row: outs,
-                    accumulate: start > 0,
-                    epilogue: Epilogue::None,
-                };
-                band.run(ctx.isa, &mut sums[column..]);
+                // Whole pieces, then the tiles of the last one.
+                for (first, outer, inner) in [(0, whole, piece), (whole, 1, rest)] {
+                    if outer * inner == 0 {
+                        continue;
+                    }
+                    let band = Band {
+                        a: &data[first * data_piece + point * slots[0]..],
+                        row: 1,
+                        step: ins,
+                        a_outer: data_piece,
+                        b: &grads[first * grad_piece + point * slots[1] + column * piece..],
+                        b_outer: grad_piece,
+                        inner,
+                        outer,
+                        rows: conv.in_channels,
+                        columns: panel.min(outs - column),
+                        out_row: outs,
+                        accumulate: start + first > 0,
+                        epilogue: Epilogue::None,
+                    };
+                    band.run(ctx.isa, &mut sums[column..]);
+                }
             }
         });
     }
