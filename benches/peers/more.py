@@ -154,6 +154,11 @@ class Rows:
         others = self.peers("none", dtype, {})
         return Row(f"Without LRN, {dtype}", "examples/s", target, Contestant("tftrain", turn), others)
 
+    def direct(self):
+        turn = self.step("--set", "conv=direct", "--threads", str(THREADS))
+        others = self.peers("banded", "f32", {})
+        return Row("Direct convolution, f32", "examples/s", 1.5, Contestant("tftrain", turn), others)
+
     def avx2(self):
         turn = self.step("--threads", str(THREADS), env=os.environ | {"TFTRAIN_MAX_CPU_ISA": "avx2"})
         others = self.peers("banded", "f32", AVX2)
@@ -266,6 +271,7 @@ class Rows:
 
 
 ROWS = {
+    "direct": Rows.direct,
     "no-lrn-f32": lambda rows: rows.no_lrn("f32", 2.0),
     "no-lrn-bf16": lambda rows: rows.no_lrn("bf16", 3.0),
     "towers": Rows.towers,

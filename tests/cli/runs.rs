@@ -357,6 +357,7 @@ fn a_profile_names_every_operation_and_what_is_possible() {
         profile["peak_gflops"].as_f64().unwrap() > 0.0
             && profile["peak_gbytes"].as_f64().unwrap() > 0.0
     );
+    assert!(profile["handover_ns"].is_null(), "one thread hands nothing over");
     let rows = profile["operations"].as_array().unwrap();
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap();
     assert!(rows.iter().all(|row| number(row, "gflops") >= 0.0 && number(row, "gbytes") > 0.0));
@@ -366,8 +367,10 @@ fn a_profile_names_every_operation_and_what_is_possible() {
     let flops = 2.0 * 25.0 * 64.0 * 64.0 * 144.0 * 8.0;
     let counted = number(conv2, "gflops") * number(conv2, "ms") * 1e6;
     assert!((counted / flops - 1.0).abs() < 1e-6, "{counted} {flops}");
-    let text = space.ok(args).out;
-    assert!(text.contains("GB/s of copies") && text.contains("conv2/Relu (FusedConv2D)"), "{text}");
+    let text = space.ok(&args.replace("--threads 1", "--threads 2")).out;
+    for words in ["GB/s of copies, ", "ns until a core sees", "conv2/Relu (FusedConv2D)"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
 }
 
 #[test]

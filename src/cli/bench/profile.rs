@@ -54,8 +54,11 @@ pub(super) fn rows(program: &Program, spans: &[Span]) -> Vec<Row> {
 pub(super) fn table(rows: &[Row], peaks: Option<Peaks>) -> String {
     let total: f64 = rows.iter().map(|row| row.ms).sum();
     let most = peaks.map_or_else(String::new, |peaks| {
+        let handover = peaks.handover.map_or_else(String::new, |ns| {
+            format!(", {ns:.0} ns until a core sees what another wrote")
+        });
         format!(
-            "at most {:.0} GFLOP/s in registers, {:.1} GB/s of copies\n",
+            "at most {:.0} GFLOP/s in registers, {:.1} GB/s of copies{handover}\n",
             peaks.gflops, peaks.gbytes
         )
     });
@@ -95,6 +98,7 @@ pub(super) fn json(rows: &[Row], peaks: Option<Peaks>) -> Value {
     let row = |row: &Row| json!({"name": row.name, "op": row.op, "ms": row.ms, "gflops": row.gflops, "gbytes": row.gbytes});
     json!({
         "peak_gflops": peaks.map(|peaks| peaks.gflops), "peak_gbytes": peaks.map(|peaks| peaks.gbytes),
+        "handover_ns": peaks.and_then(|peaks| peaks.handover),
         "operations": rows.iter().map(row).collect::<Vec<_>>(),
     })
 }

@@ -1,6 +1,8 @@
 //! What the processor can do at most: the measure beside which kernels are shown.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
 
 use super::simd::{MAX_LANES, multiversion};
 use super::{Ctx, Precision, bf16};
@@ -13,6 +15,9 @@ pub struct Peaks {
     pub gflops: f64,
     /// Bytes read and written by copies of 64 MiB, in GB/s.
     pub gbytes: f64,
+    /// Nanoseconds until a thread sees what another wrote, with more than one: some tens where cores share a third-level cache,
+    /// hundreds where they do not, and then whatever threads hand to each other takes longer.
+    pub handover: Option<f64>,
 }
 
 /// Chains of multiply-adds that do not wait for each other.
@@ -43,6 +48,48 @@ multiversion! {
 
 multiversion! {
     fn lanes<V>() -> usize { V::LANES }
+}
+
+/// See [`Peaks::handover`]; `None` where there is no second thread to be had.
+fn handover(clock: &dyn Clock) -> Option<f64> {
+    const FREE: u8 = 0;
+    const TAKEN: u8 = 1;
+    const OVER: u8 = 2;
+    const TRIES: usize = 100;
+    const TIMES: usize = 100;
+    let line = AtomicU8::new(FREE);
+    // Who shares a core with the other must let it run.
+    let until = |wanted: &dyn Fn(u8) -> bool| {
+        for spins in 1_usize.. {
+            let value = line.load(Ordering::Acquire);
+            if wanted(value) {
+                return value;
+            }
+            if spins % 4096 == 0 {
+                thread::yield_now();
+            }
+        }
+        OVER
+    };
+    thread::scope(|scope| {
+        let answer = || {
+            while until(&|value| value != FREE) == TAKEN {
+                line.store(FREE, Ordering::Release);
+            }
+        };
+        thread::Builder::new().spawn_scoped(scope, answer).ok()?;
+        let mut best = f64::INFINITY;
+        for _ in 0..TRIES {
+            let start = clock.monotonic();
+            for _ in 0..TIMES {
+                line.store(TAKEN, Ordering::Release);
+                until(&|value| value == FREE);
+            }
+            best = best.min((clock.monotonic() - start).as_secs_f64());
+        }
+        line.store(OVER, Ordering::Release);
+        Some(best / (2 * TIMES) as f64 * 1e9)
+    })
 }
 
 /// Measures for some tenths of a second, with all threads of `ctx`.
@@ -82,5 +129,6 @@ pub(super) fn measure(ctx: Ctx, precision: Precision, clock: &dyn Clock) -> Peak
         ctx.map(1, [&from], [&mut to], |[from], [to]| to.copy_from_slice(from));
         black_box(&to);
     });
-    Peaks { gflops, gbytes }
+    let handover = (ctx.threads > 1).then(|| handover(clock)).flatten();
+    Peaks { gflops, gbytes, handover }
 }
