@@ -148,21 +148,20 @@ class Rows:
             raise Failed("diverged")
         return BATCH / answer["ms"] * 1e3
 
-    def no_lrn(self, dtype, target):
-        turn = self.step("--set", "model.lrn=false", "--set", f"precision={dtype}", "--threads", str(THREADS))
+    def beside_peers(self, title, target, *flags, lrn="banded", dtype="f32", masks=None, **process):
+        turn = self.step("--threads", str(THREADS), "--set", f"precision={dtype}", *flags, **process)
         turn()  # is refused by programs that have no such setting
-        others = self.peers("none", dtype, {})
-        return Row(f"Without LRN, {dtype}", "examples/s", target, Contestant("tftrain", turn), others)
+        return Row(title, "examples/s", target, Contestant("tftrain", turn), self.peers(lrn, dtype, masks or {}))
+
+    def no_lrn(self, dtype, target):
+        return self.beside_peers(f"Without LRN, {dtype}", target, "--set", "model.lrn=false", lrn="none", dtype=dtype)
 
     def direct(self):
-        turn = self.step("--set", "conv=direct", "--threads", str(THREADS))
-        others = self.peers("banded", "f32", {})
-        return Row("Direct convolution, f32", "examples/s", 1.5, Contestant("tftrain", turn), others)
+        return self.beside_peers("Direct convolution, f32", 1.5, "--set", "conv=direct")
 
     def avx2(self):
-        turn = self.step("--threads", str(THREADS), env=os.environ | {"TFTRAIN_MAX_CPU_ISA": "avx2"})
-        others = self.peers("banded", "f32", AVX2)
-        return Row("AVX2 alone, f32", "examples/s", 1.0, Contestant("tftrain", turn), others)
+        env = os.environ | {"TFTRAIN_MAX_CPU_ISA": "avx2"}
+        return self.beside_peers("AVX2 alone, f32", 1.0, masks=AVX2, env=env)
 
     def threads(self):
         one = self.step("--threads", "1", preexec_fn=bound(1))
@@ -271,7 +270,6 @@ class Rows:
 
 
 ROWS = {
-    "direct": Rows.direct,
     "no-lrn-f32": lambda rows: rows.no_lrn("f32", 2.0),
     "no-lrn-bf16": lambda rows: rows.no_lrn("bf16", 3.0),
     "towers": Rows.towers,
@@ -282,6 +280,7 @@ ROWS = {
     "line": Rows.line,
     "memory": Rows.memory,
     "avx2": Rows.avx2,
+    "direct": Rows.direct,
     "threads": Rows.threads,
 }
 

@@ -58,18 +58,19 @@ fn handover(clock: &dyn Clock) -> Option<f64> {
     const TRIES: usize = 100;
     const TIMES: usize = 100;
     let line = AtomicU8::new(FREE);
-    // Who shares a core with the other must let it run.
     let until = |wanted: &dyn Fn(u8) -> bool| {
-        for spins in 1_usize.. {
+        let mut spins = 0_u32;
+        loop {
             let value = line.load(Ordering::Acquire);
             if wanted(value) {
                 return value;
             }
-            if spins % 4096 == 0 {
+            spins = spins.wrapping_add(1);
+            // Who shares a core with the other must let it run.
+            if spins.is_multiple_of(4096) {
                 thread::yield_now();
             }
         }
-        OVER
     };
     thread::scope(|scope| {
         let answer = || {

@@ -23,7 +23,8 @@ impl FilterGrad {
         Self { tiling, tiles: conv.n * tiling.tiles() }
     }
 
-    /// Pieces of a block: few, as the loop over the tiles of one should be long.
+    /// Pieces of a block: two for each thread to transform, and no more, as the loop over the tiles of one should be long. Sums go on in
+    /// the same order wherever they are cut.
     fn pieces(&self, ctx: Ctx) -> usize {
         (2 * ctx.threads).min(32)
     }
@@ -125,7 +126,7 @@ pub(super) fn filter_grad(
         let (whole, rest) = (tiles / piece, tiles % piece);
         ctx.each(points, [], [(&mut *sums, grad.sums(ctx))], |point, [], [sums]| {
             for column in (0..outs).step_by(panel) {
-                // Whole pieces, then the tiles of the last one.
+                // Whole pieces, then the tiles of one that is not.
                 for (first, outer, inner) in [(0, whole, piece), (whole, 1, rest)] {
                     if outer * inner == 0 {
                         continue;
